@@ -1,0 +1,40 @@
+# Everything a clone needs: `make run` shows the product at work, `make test` proves it.
+PYTHON ?= python3.11
+ifeq (,$(shell command -v $(PYTHON) 2>/dev/null))
+PYTHON := python3
+endif
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help run test lint types unit bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+$(VENV)/.installed: pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "kvblocks needs Python 3.11 or newer: set PYTHON=/path/to/python3" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+run: $(VENV)/.installed ## set up, make a workload of chats, and replay it through the cache at several sizes
+	$(BIN)/kvblocks trace generate chat --requests 400 --seed 7 --output out/chat.jsonl
+	$(BIN)/kvblocks replay out/chat.jsonl --num-blocks 512,1024,2048,4096,8192 --report out/replay.html
+
+test: lint types unit ## set up and run every check: lint, types, tests
+
+lint: $(VENV)/.installed ## ruff: style and common faults
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+
+types: $(VENV)/.installed ## mypy --strict
+	$(BIN)/mypy
+
+unit: $(VENV)/.installed ## pytest on all cores
+	$(BIN)/python -m pytest -n auto
+
+bench: $(VENV)/.installed ## print what each operation costs on this machine
+	$(BIN)/python benchmarks/core.py
+
+clean: ## delete the environment and everything generated
+	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache
