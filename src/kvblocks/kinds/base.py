@@ -1,0 +1,348 @@
+"""What every kind of cache shares: a spec (the size of a page) and a group (the block tables and their rules).
+
+A *spec* says what one layer stores in one block. A *group* is the set of layers that share block tables, and the rules
+of its kind: what is a hit, which tokens are no longer needed, how many blocks a request needs, what is worth caching.
+The rules in `CacheGroup` are those of full attention; a kind overrides what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, Self
+
+from kvblocks.errors import IntegrityError, UsageError
+from kvblocks.kinds.retention import Retention
+from kvblocks.pool import NULL_BLOCK, BlockPool
+
+NEVER = 2**63
+"""A number of tokens that no request reaches."""
+
+
+class CacheableRequest(Protocol):
+    """What a group reads of a request; the manager's request protocol satisfies it."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def block_hashes(self) -> Sequence[bytes]: ...
+    @property
+    def shared_prefix_boundary(self) -> int: ...
+
+
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    """How many blocks hold `num_tokens` tokens: the quotient, rounded up."""
+    return -(-num_tokens // block_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupContext:
+    """What a group is told about the cache that it is part of. All counts are tokens."""
+
+    pool: BlockPool
+    group_id: int
+    hash_block_size: int
+    """Granularity of the requests' block hashes; divides the block size of every group that caches."""
+    alignment: int
+    """Hits end on multiples of this."""
+    cache_step: int
+    """What is findable ends on multiples of this (and one block later in a group with a draft head)."""
+    fine_hits: bool
+    """Whether hits may end inside a block."""
+    max_model_len: int
+    max_in_flight_tokens: int
+    """Tokens that may be scheduled and not yet processed; a window keeps so many more."""
+    retention: Retention
+    is_eagle: bool
+    """A draft head reads this group: hits give up their last unit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVCacheSpec:
+    """What one layer stores per block. Layers of equal specs can share a group.
+
+    `block_size` is the number of *tokens* that one block spans, also where several tokens share one stored state.
+    """
+
+    block_size: int
+    prefix_cacheable: ClassVar[bool] = True
+    """Whether a prefix of tokens says what the cache holds."""
+    sparsely_retained: ClassVar[bool] = False
+    """Whether only some of the blocks are kept findable; see `Retention`."""
+    wants_fine_hits: ClassVar[bool] = False
+    """Whether hits may end inside blocks unless told otherwise, where all groups can."""
+    group_class: ClassVar[type[CacheGroup]]
+
+    def __post_init__(self) -> None:
+        self._require_positive("block_size")
+
+    def _require_positive(self, *names: str) -> None:
+        for name in names:
+            if getattr(self, name) < 1:
+                raise UsageError(f"{type(self).__name__}: {name}={getattr(self, name)} must be at least 1")
+
+    @property
+    def page_size_bytes(self) -> int:
+        """Bytes of one block of one layer."""
+        raise NotImplementedError
+
+    def make_group(self, context: GroupContext) -> CacheGroup:
+        """The tables and rules of this kind over a pool."""
+        return self.group_class(self, context)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSpec(KVCacheSpec):
+    """Keys and values per token: `num_kv_heads` heads (per rank) of `head_size` and `head_size_v` numbers.
+
+    Multi-head, grouped-query and multi-query attention differ in `num_kv_heads` only. `tokens_per_state` > 1 is a
+    compressed cache that keeps one state for so many tokens.
+    """
+
+    num_kv_heads: int = 1
+    head_size: int = 128
+    head_size_v: int | None = None
+    dtype_bytes: int = 2
+    tokens_per_state: int = 1
+
+    def __post_init__(self) -> None:
+        self._require_positive("block_size", "num_kv_heads", "head_size", "dtype_bytes", "tokens_per_state")
+        if self.block_size % self.tokens_per_state:
+            raise UsageError(
+                f"{type(self).__name__}: block_size={self.block_size} tokens must be a multiple of "
+                f"tokens_per_state={self.tokens_per_state}"
+            )
+
+    @property
+    def page_size_bytes(self) -> int:
+        values = self.head_size if self.head_size_v is None else self.head_size_v
+        states = self.block_size // self.tokens_per_state
+        return self.num_kv_heads * states * (self.head_size + values) * self.dtype_bytes
+
+
+class CacheGroup:
+    """The block tables of one KV-cache group and the rules of its kind.
+
+    A table lists a request's blocks in token order; 0 stands for a block that was skipped or has left the window.
+    Tables only grow. `num_cached[id]` counts the leading blocks that were considered for caching (or adopted as hits),
+    each once; a request that is in it is *running* and takes no more hits.
+    """
+
+    supports_fine_hits: ClassVar[bool] = False
+    """Whether a hit may end inside a block of this kind."""
+    downward_closed: ClassVar[bool] = False
+    """Whether every shorter aligned length of a hit is a hit too."""
+    counts_encoder_tokens: ClassVar[bool] = False
+    """Whether the slots of this kind are the encoder's tokens."""
+
+    def __init__(self, spec: KVCacheSpec, context: GroupContext) -> None:
+        self.spec = spec
+        self.context = context
+        self.pool = context.pool
+        self.group_id = context.group_id
+        self.index = context.pool.indexes[context.group_id]
+        self.block_size = spec.block_size
+        self.hashes_per_block = spec.block_size // context.hash_block_size if spec.prefix_cacheable else 1
+        self.tables: dict[str, list[int]] = {}
+        self.num_cached: dict[str, int] = {}
+
+    # -- Hit ------------------------------------------------------------------------------------------------------
+
+    def hashes_of_blocks(self, block_hashes: Sequence[bytes], start: int, end: int) -> Sequence[bytes]:
+        """The hashes of block positions [start, end): that of each block's last unit."""
+        units = self.hashes_per_block
+        if units == 1:
+            return block_hashes[start:end]
+        return block_hashes[(start + 1) * units - 1 : end * units : units]
+
+    @classmethod
+    def find_hit(
+        cls, peers: Sequence[Self], block_hashes: Sequence[bytes], max_tokens: int, *, drop: bool
+    ) -> tuple[int, list[list[int]]]:
+        """The longest hit of at most `max_tokens` tokens that all `peers` (groups of one spec) agree on.
+
+        Returns its tokens and each peer's blocks. `drop` gives up the last unit, for a draft head whose state there
+        must be recomputed. Changes nothing.
+        """
+        raise NotImplementedError
+
+    @property
+    def drop_tokens(self) -> int:
+        """How far before the end of what is cached a hit ends when a draft head reads this group."""
+        return self.block_size
+
+    # -- Skip -----------------------------------------------------------------------------------------------------
+
+    def skipped_tokens(self, num_processed_tokens: int) -> int:
+        """How many leading tokens no later token will read, once so many have been processed."""
+        return 0
+
+    def remove_skipped_blocks(self, request_id: str, num_processed_tokens: int) -> None:
+        """Free the blocks that only hold skipped tokens and put the null block in their places.
+
+        Goes from the window's edge towards the start and stops at the first null block, which marks what was freed
+        before.
+        """
+        skipped = self.skipped_tokens(num_processed_tokens) // self.block_size
+        table = self.tables.get(request_id)
+        if skipped <= 0 or not table:
+            return
+        removed: list[int] = []
+        for at in range(min(skipped, len(table)) - 1, -1, -1):
+            if table[at] == NULL_BLOCK:
+                break
+            removed.append(table[at])
+            table[at] = NULL_BLOCK
+        if removed:
+            self.pool.free(removed)
+
+    # -- Need -----------------------------------------------------------------------------------------------------
+
+    @property
+    def max_admission_blocks(self) -> int | None:
+        """The most blocks that a request holds at once, whatever its length; None when that grows with the length."""
+        return None
+
+    def peak_blocks(self, num_tokens: int, num_encoder_tokens: int) -> int:
+        """The most blocks that a request of so many tokens holds at once."""
+        required = blocks_for(num_tokens, self.block_size)
+        most = self.max_admission_blocks
+        return required if most is None else min(required, most)
+
+    def blocks_needed(
+        self,
+        request: CacheableRequest,
+        num_slots: int,
+        hits: Sequence[int],
+        num_local_tokens: int,
+        num_adopted_tokens: int,
+        *,
+        at_admission: bool = False,
+    ) -> int:
+        """How many free blocks it takes to give the request `num_slots` token slots.
+
+        `hits` are the blocks of its first `num_local_tokens` tokens (when the request is new), `num_adopted_tokens`
+        those and the external ones after them. Hit blocks that are free count: they leave the free blocks.
+        """
+        required = blocks_for(num_slots, self.block_size)
+        if at_admission and self.max_admission_blocks is not None:
+            required = min(required, self.max_admission_blocks)
+        held = len(self.tables.get(request.request_id, ()))
+        if request.request_id in self.num_cached:
+            return max(required - held, 0)
+        skipped = self.skipped_tokens(num_adopted_tokens) // self.block_size
+        need = max(required - max(skipped, len(hits) + held), 0)
+        if hits:
+            kept = hits[max(skipped - held, 0) :]
+            need += list(map(self.pool.ref_count.__getitem__, kept)).count(0) - kept.count(NULL_BLOCK)
+            if num_local_tokens < len(hits) * self.block_size:
+                need += 1  # the hit ends inside its last block, which is copied before it is written
+        return need
+
+    def quiet_until(self, request: CacheableRequest, caching: bool) -> int:
+        """The least number of tokens at which this group has something to do for the request again.
+
+        Below it a step needs no block, fills none and leaves none behind.
+        """
+        request_id = request.request_id
+        table = self.tables.get(request_id, ())
+        quiet = len(table) * self.block_size + 1
+        if caching:
+            cached = (self.num_cached.get(request_id, 0) + 1) * self.block_size
+            quiet = min(quiet, self.tokens_to_cache(cached))
+        return quiet
+
+    # -- Change ---------------------------------------------------------------------------------------------------
+
+    def adopt(
+        self, request: CacheableRequest, hits: Sequence[int], num_local_tokens: int, num_adopted_tokens: int
+    ) -> None:
+        """Enter a new request's hit blocks in its table and hold them. Only for requests that are not running."""
+        table = self.tables.setdefault(request.request_id, [])
+        skipped = self.skipped_tokens(num_adopted_tokens) // self.block_size - len(table)
+        if skipped > 0:
+            table += [NULL_BLOCK] * skipped
+            hits = hits[skipped:]
+        self.pool.touch(hits)
+        table += hits
+        self.num_cached[request.request_id] = len(table)
+
+    def allocate(self, request: CacheableRequest, num_slots: int) -> list[int]:
+        """Lengthen the table until it has `num_slots` slots; the new blocks. The caller has checked that they fit."""
+        table = self.tables.get(request.request_id)
+        if table is None:
+            table = self.tables[request.request_id] = []
+        missing = blocks_for(num_slots, self.block_size) - len(table)
+        if missing <= 0:
+            return []
+        blocks = self.pool.allocate(missing)
+        table += blocks
+        return blocks
+
+    def cacheable_tokens(self, num_tokens: int) -> int:
+        """How many of the first `num_tokens` tokens may be made findable now.
+
+        Groups of unequal block sizes stop at a common boundary, since no hit could end beyond it; a group with a
+        draft head goes one block further, which its hits then give up.
+        """
+        step = self.context.cache_step
+        if step == 1:
+            return num_tokens
+        return min(num_tokens, num_tokens - num_tokens % step + (self.block_size if self.context.is_eagle else 0))
+
+    def tokens_to_cache(self, num_tokens: int) -> int:
+        """The least number of computed tokens at which `cacheable_tokens` reaches `num_tokens`."""
+        step = self.context.cache_step
+        ahead = self.block_size if self.context.is_eagle else 0
+        return max(num_tokens, blocks_for(num_tokens - ahead, step) * step)
+
+    def cache(self, request: CacheableRequest, num_tokens: int) -> Sequence[int]:
+        """Make the full blocks among the first `num_tokens` (cacheable) tokens findable, each once.
+
+        Returns the block positions that became findable now.
+        """
+        start = self.num_cached.get(request.request_id, 0)
+        end = num_tokens // self.block_size
+        if end <= start:
+            return ()
+        size = self.block_size
+        blocks: Sequence[int] = self.tables[request.request_id][start:end]
+        hashes = self.hashes_of_blocks(request.block_hashes, start, end)
+        positions: Sequence[int] = range(start, end)
+        tokens: Iterable[int] = range((start + 1) * size, (end + 1) * size, size)
+        wanted = self.worth_caching(request, start, end)
+        if wanted is not None or NULL_BLOCK in blocks:
+            keep = [
+                i for i in range(end - start) if blocks[i] != NULL_BLOCK and (wanted is None or start + i in wanted)
+            ]
+            positions = [start + i for i in keep]
+            blocks, hashes = [blocks[i] for i in keep], [hashes[i] for i in keep]
+            tokens = [(at + 1) * size for at in positions]
+        self.pool.cache(self.group_id, blocks, hashes, tokens)
+        self.num_cached[request.request_id] = end
+        return positions
+
+    def worth_caching(self, request: CacheableRequest, start: int, end: int) -> set[int] | None:
+        """Which of the block positions [start, end) can serve a hit later; None means all of them."""
+        return None
+
+    def pop(self, request_id: str) -> list[int]:
+        """Forget the request; its blocks, in table order and still held."""
+        self.num_cached.pop(request_id, None)
+        return self.tables.pop(request_id, [])
+
+    def free(self, request_id: str) -> None:
+        """Forget the request and free its blocks, last block first."""
+        blocks = self.pop(request_id)
+        blocks.reverse()
+        self.pool.free(blocks)
+
+    def check(self) -> None:
+        """Raise IntegrityError unless the group's own records agree."""
+        for request_id, cached in self.num_cached.items():
+            if cached > len(self.tables.get(request_id, ())):
+                raise IntegrityError(f"group {self.group_id}: {request_id!r} has {cached} cached blocks, not so many")

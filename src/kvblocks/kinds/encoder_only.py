@@ -1,0 +1,54 @@
+"""Encoder-only attention: every token is computed in one pass, so nothing is kept and no block is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvblocks.kinds.base import NEVER, AttentionSpec, CacheableRequest, CacheGroup
+
+
+class EncoderOnlyGroup(CacheGroup):
+    """Tables that stay empty."""
+
+    def peak_blocks(self, num_tokens: int, num_encoder_tokens: int) -> int:
+        return 0
+
+    def quiet_until(self, request: CacheableRequest, caching: bool) -> int:
+        return NEVER
+
+    def blocks_needed(
+        self,
+        request: CacheableRequest,
+        num_slots: int,
+        hits: Sequence[int],
+        num_local_tokens: int,
+        num_adopted_tokens: int,
+        *,
+        at_admission: bool = False,
+    ) -> int:
+        return 0
+
+    def adopt(
+        self, request: CacheableRequest, hits: Sequence[int], num_local_tokens: int, num_adopted_tokens: int
+    ) -> None:
+        """Nothing: there are no hits."""
+
+    def allocate(self, request: CacheableRequest, num_slots: int) -> list[int]:
+        return []
+
+    def cache(self, request: CacheableRequest, num_tokens: int) -> Sequence[int]:
+        """Nothing is findable."""
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderOnlySpec(AttentionSpec):
+    """Attention of an encoder layer; no page."""
+
+    prefix_cacheable = False
+    group_class = EncoderOnlyGroup
+
+    @property
+    def page_size_bytes(self) -> int:
+        return 0

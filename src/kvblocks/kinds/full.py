@@ -1,0 +1,90 @@
+"""Full attention: every token reads every earlier one, so every block is needed and every full block can be hit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from kvblocks.kinds.base import AttentionSpec, CacheableRequest, CacheGroup
+
+
+class FullAttentionGroup(CacheGroup):
+    """Tables of full attention (multi-head, grouped-query, multi-query, and latent)."""
+
+    supports_fine_hits = True
+    downward_closed = True
+
+    @property
+    def drop_tokens(self) -> int:
+        return min(self.context.alignment, self.block_size)
+
+    @classmethod
+    def find_hit(
+        cls, peers: Sequence[Self], block_hashes: Sequence[bytes], max_tokens: int, *, drop: bool
+    ) -> tuple[int, list[list[int]]]:
+        """Left to right until the first block that is not cached; with fine hits, on into that block."""
+        first = peers[0]
+        size, context, units = first.block_size, first.context, first.hashes_per_block
+        limit = min(max_tokens // size, len(block_hashes) // units)
+        hashes = block_hashes if units == 1 else first.hashes_of_blocks(block_hashes, 0, limit)
+        runs = [peer.index.run(hashes, limit) for peer in peers]
+        tokens = min(map(len, runs)) * size
+        if context.fine_hits and units > 1:
+            tokens = cls._extend_into_block(peers, runs, block_hashes, tokens, max_tokens)
+        if drop and tokens:
+            tokens -= first.drop_tokens
+        tokens -= tokens % context.alignment
+        for run in runs:
+            del run[-(-tokens // size) :]
+        return tokens, runs
+
+    @classmethod
+    def _extend_into_block(
+        cls, peers: Sequence[Self], runs: list[list[int]], block_hashes: Sequence[bytes], tokens: int, max_tokens: int
+    ) -> int:
+        """Look for the longest prefix that ends inside the block after `tokens`, and enter its block in `runs`."""
+        first = peers[0]
+        unit = first.context.hash_block_size
+        start = tokens // unit
+        end = min(max_tokens // unit, start + first.hashes_per_block - 1, len(block_hashes))
+        for units in range(end, start, -1):
+            found = [peer.index.get(block_hashes[units - 1]) for peer in peers]
+            if None not in found:
+                for run, block in zip(runs, found, strict=True):
+                    run[tokens // first.block_size :] = [block]  # type: ignore[list-item]
+                return units * unit
+        return tokens
+
+    def cache(self, request: CacheableRequest, num_tokens: int) -> Sequence[int]:
+        """Every full block; and, where hashes are finer than blocks, the prompt's end inside its last block."""
+        positions = super().cache(request, num_tokens)
+        if self.hashes_per_block > 1:
+            end = self._prompt_end(request)
+            if end % self.block_size and end <= num_tokens:
+                table = self.tables[request.request_id]
+                block_hash = request.block_hashes[end // self.context.hash_block_size - 1]
+                self.pool.cache_partial(self.group_id, table[end // self.block_size], block_hash, end)
+        return positions
+
+    def _prompt_end(self, request: CacheableRequest) -> int:
+        """The last hash unit's end within the prompt, in tokens."""
+        return request.num_prompt_tokens - request.num_prompt_tokens % self.context.hash_block_size
+
+    def quiet_until(self, request: CacheableRequest, caching: bool) -> int:
+        quiet = super().quiet_until(request, caching)
+        if caching and self.hashes_per_block > 1:
+            end = self._prompt_end(request)
+            cached = self.num_cached.get(request.request_id, 0) * self.block_size
+            if cached < end < cached + self.block_size:
+                table = self.tables[request.request_id]
+                if end >= len(table) * self.block_size or self.pool.hash_of[table[end // self.block_size]] is None:
+                    quiet = min(quiet, self.tokens_to_cache(end))
+        return quiet
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullAttentionSpec(AttentionSpec):
+    """Keys and values of every token (MHA, GQA and MQA differ in the number of heads)."""
+
+    group_class = FullAttentionGroup

@@ -1,0 +1,50 @@
+"""Sparse retention: which points of a request can serve a later hit, for kinds that can only be entered at few points.
+
+A sliding window or a state can be resumed at a point only if the blocks just before it are findable. Keeping all of
+them findable would fill the free queue with blocks that nobody will ever hit, so by default only these points are
+kept: where the same prompt sent again would resume, where the junction with other prompts was seen
+(`shared_prefix_boundary`), and every n-th token if asked. The rule is vLLM's `prefix_cache_retention_interval`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class RetentionRequest(Protocol):
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def shared_prefix_boundary(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """The points to keep. `interval`: None keeps all, 0 the replay points and junctions, n every n-th token too."""
+
+    interval: int | None
+    alignment: int
+    """Hits end on multiples of this."""
+    resend_steps_back: int = 0
+    """With a draft head a hit ends so many alignment units earlier."""
+
+    @property
+    def is_dense(self) -> bool:
+        return self.interval is None
+
+    def points(self, request: RetentionRequest, first: int, last: int) -> set[int]:
+        """The token counts in [first, last] at which a hit should be able to end; all positive and aligned."""
+        unit = self.alignment
+        prompt = request.num_prompt_tokens
+        points = {request.shared_prefix_boundary // unit * unit, (prompt - 1) // unit * unit}
+        if self.resend_steps_back:
+            points = {
+                request.shared_prefix_boundary // unit * unit,
+                ((prompt - 1) // unit - self.resend_steps_back) * unit,
+                (prompt // unit - self.resend_steps_back) * unit,
+            }
+        if self.interval:
+            start = max(-(-first // self.interval), 1) * self.interval
+            points.update(range(start, last + 1, self.interval))
+        return {point for point in points if point > 0 and first <= point <= last}

@@ -1,0 +1,121 @@
+"""Sliding-window attention: a token reads only the last `sliding_window` tokens, itself included."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from kvblocks.errors import UsageError
+from kvblocks.kinds.base import AttentionSpec, CacheableRequest, CacheGroup, GroupContext, blocks_for
+from kvblocks.kinds.mla import MLASpec
+from kvblocks.pool import NULL_BLOCK
+
+
+class SlidingWindowGroup(CacheGroup):
+    """Tables whose blocks are given back when they leave the window.
+
+    A hit needs only the blocks that the next token's window reads; those to their left are null.
+    """
+
+    def __init__(self, spec: SlidingWindowSpec | SlidingWindowMLASpec, context: GroupContext) -> None:
+        super().__init__(spec, context)
+        self.window = spec.sliding_window
+        self.extra_retained_tokens = spec.extra_retained_tokens
+        self.window_blocks = blocks_for(spec.sliding_window - 1, spec.block_size)
+        """Blocks before a token that its window can reach."""
+
+    @classmethod
+    def find_hit(
+        cls, peers: Sequence[Self], block_hashes: Sequence[bytes], max_tokens: int, *, drop: bool
+    ) -> tuple[int, list[list[int]]]:
+        """Right to left until a whole window of cached blocks ends on the alignment.
+
+        A shorter run that reaches token 0 is a hit too: there is nothing before it. With `drop` one more block is
+        needed, and given up.
+        """
+        first = peers[0]
+        size, alignment = first.block_size, first.context.alignment
+        needed = first.window_blocks + drop
+        limit = min(max_tokens // size, len(block_hashes) // first.hashes_per_block)
+        hashes = first.hashes_of_blocks(block_hashes, 0, limit)
+        columns = [list(map(peer.index.get, hashes)) for peer in peers]
+        at = start = limit
+        end = 0
+        while at and (not end or end - start < needed):
+            at -= 1
+            if any(column[at] is None for column in columns):
+                end = 0
+            elif end or (at + 1 - drop) * size % alignment == 0:
+                end = end or at + 1
+                start = at
+        end -= drop
+        if end <= 0:
+            return 0, [[] for _ in peers]
+        start = min(start, end)
+        return end * size, [[NULL_BLOCK] * start + column[start:end] for column in columns]  # type: ignore[operator]
+
+    def skipped_tokens(self, num_processed_tokens: int) -> int:
+        return max(0, num_processed_tokens - self.window + 1 - self.extra_retained_tokens)
+
+    @property
+    def max_admission_blocks(self) -> int:
+        held = self.window - 1 + self.extra_retained_tokens + self.context.max_in_flight_tokens
+        return blocks_for(min(held, self.context.max_model_len), self.block_size) + 1
+
+    def quiet_until(self, request: CacheableRequest, caching: bool) -> int:
+        """As for full attention, and until the next block leaves the window."""
+        table = self.tables.get(request.request_id, ())
+        gone = bisect(table, NULL_BLOCK, key=bool)  # null blocks come first
+        leaves = (gone + 1) * self.block_size + self.window - 1 + self.extra_retained_tokens
+        return min(super().quiet_until(request, caching), leaves)
+
+    def worth_caching(self, request: CacheableRequest, start: int, end: int) -> set[int] | None:
+        """The windows before the points that retention keeps."""
+        retention = self.context.retention
+        if retention.is_dense:
+            return None
+        size, ahead = self.block_size, int(self.context.is_eagle)
+        reach = (self.window_blocks + 1) * size
+        wanted: set[int] = set()
+        for point in retention.points(request, (start - ahead) * size, end * size + reach):
+            last = point // size
+            wanted.update(range(last - self.window_blocks, last + ahead))
+        return wanted
+
+
+def _check_window(spec: SlidingWindowSpec | SlidingWindowMLASpec) -> None:
+    if spec.sliding_window < 1 or spec.extra_retained_tokens < 0:
+        raise UsageError(
+            f"{type(spec).__name__}: sliding_window={spec.sliding_window} must be at least 1 and "
+            f"extra_retained_tokens={spec.extra_retained_tokens} at least 0"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlidingWindowSpec(AttentionSpec):
+    """Keys and values of the last `sliding_window` tokens, and of `extra_retained_tokens` before them."""
+
+    sliding_window: int
+    extra_retained_tokens: int = 0
+    sparsely_retained = True
+    group_class = SlidingWindowGroup
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_window(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlidingWindowMLASpec(MLASpec):
+    """Latents of the last `sliding_window` tokens."""
+
+    sliding_window: int
+    extra_retained_tokens: int = 0
+    sparsely_retained = True
+    group_class = SlidingWindowGroup
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_window(self)

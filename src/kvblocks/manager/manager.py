@@ -1,0 +1,413 @@
+"""The KV-cache manager: the one call through which every allocation passes, and its neighbours."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+
+from kvblocks.errors import IntegrityError, UsageError
+from kvblocks.kinds import CacheGroup, KVCacheSpec, PrefixLookup, make_groups
+from kvblocks.manager.blocks import DecodeSlots, KVCacheBlocks, PrefixHit
+from kvblocks.manager.misuse import check_allocation, check_cache
+from kvblocks.manager.observer import Admission, Observer
+from kvblocks.manager.request import Request
+from kvblocks.pool import BlockPool, EvictionPolicy, PoolUsage
+
+
+class KVCacheManager:
+    """Block tables of all requests over one pool, with prefix caching.
+
+    `groups` are the specs of the KV-cache groups, in order; every group draws from the same pool. All counts are
+    tokens unless they say blocks. Nothing is global: two managers do not know of each other, and the same calls give
+    the same block ids.
+
+    A request's life: `get_computed_blocks` says what is cached; `allocate_slots` with that hit admits it; one
+    `allocate_slots` per step and request gives it room for more tokens (None: it does not fit, nothing has changed,
+    preempt someone or wait); `free` gives its blocks back, where their content can be hit until it is evicted.
+    Between a look-up and the allocation that uses it nothing else may allocate.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        groups: Sequence[KVCacheSpec],
+        *,
+        max_model_len: int,
+        enable_caching: bool = True,
+        hash_block_size: int | None = None,
+        max_in_flight_tokens: int | None = None,
+        use_eagle: bool = False,
+        eagle_groups: Collection[int] = (),
+        retention_interval: int | None = 0,
+        fine_hits: bool | None = None,
+        watermark: float = 0.0,
+        policy: EvictionPolicy | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        """Build the pool and the groups.
+
+        num_blocks: blocks of the pool, the null block included, as vLLM counts them.
+        max_model_len: no request grows beyond this.
+        hash_block_size: granularity of the requests' block hashes; the greatest common divisor of the cacheable
+            groups' block sizes when None.
+        max_in_flight_tokens: tokens that a request may have scheduled and not yet processed; max_model_len when None.
+        use_eagle: a draft head (EAGLE, MTP) recomputes the last unit of each hit, in `eagle_groups` (in all if empty).
+        retention_interval: which blocks of sliding windows and states stay findable: 0 those that serve a replay or a
+            known junction, n also every n-th token, None all.
+        fine_hits: whether a hit may end inside a block, on a hash unit; its last block is then copied before it is
+            written (`take_kv_cache_block_copies`). None: as vLLM, where the model has states with checkpoints.
+        watermark: share of the blocks that the admission of a request leaves free while others run.
+
+        Raises UsageError naming the argument and the fix.
+        """
+        if max_model_len < 1:
+            raise UsageError(f"max_model_len={max_model_len} must be at least 1")
+        if not 0 <= watermark < 1:
+            raise UsageError(f"watermark={watermark} must be at least 0 and below 1: it is a share of the blocks")
+        self.max_model_len = max_model_len
+        self.enable_caching = enable_caching
+        self.block_pool = BlockPool(num_blocks, num_groups=len(groups), policy=policy, enable_caching=enable_caching)
+        self.groups: list[CacheGroup] = make_groups(
+            groups,
+            self.block_pool,
+            max_model_len=max_model_len,
+            hash_block_size=hash_block_size,
+            max_in_flight_tokens=max_in_flight_tokens,
+            eagle_groups=(tuple(eagle_groups) or range(len(groups))) if use_eagle else (),
+            retention_interval=retention_interval,
+            fine_hits=fine_hits,
+        )
+        self._lookup = PrefixLookup(self.groups)
+        self._observer = observer
+        self.block_pool.listener = observer
+        self._watermark_blocks = int(watermark * num_blocks)
+        self.empty_kv_cache_blocks = KVCacheBlocks(tuple(() for _ in groups))
+        """The shared result that means "success, no block"."""
+        self._no_hit = PrefixHit(self.empty_kv_cache_blocks, 0, 0)
+        self._quiet_until: dict[str, int] = {}
+        """Per request, the number of tokens below which a step needs no block, fills none and leaves none behind."""
+        self.owners: dict[str, Request] = {}
+        """The requests that hold blocks, by id."""
+        self._held: Counter[int] = Counter()  # blocks of no table that still have a holder, until they are released
+
+    # -- Reading --------------------------------------------------------------------------------------------------
+
+    @property
+    def usage(self) -> float:
+        """The share of usable blocks that are live, from 0.0 (none) to 1.0; cached free blocks do not count."""
+        usage = self.block_pool.usage
+        return usage.live / usage.usable if usage.usable else 0.0
+
+    @property
+    def pool_usage(self) -> PoolUsage:
+        """Live, cached and blank blocks."""
+        return self.block_pool.usage
+
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """The request's block tables, one per group, as fresh lists; 0 where a block was skipped."""
+        return tuple(list(group.tables.get(request_id, ())) for group in self.groups)
+
+    def get_blocks(self, request_id: str) -> KVCacheBlocks:
+        """The request's block tables as a result object."""
+        return KVCacheBlocks(self.get_block_ids(request_id))
+
+    def get_computed_blocks(self, request: Request) -> PrefixHit:
+        """The longest cached prefix of the request, at most all tokens but the last (one must be computed).
+
+        Changes nothing and holds nothing. After a preemption the generated tokens count too. A request that must
+        compute everything itself (`skip_reading_prefix_cache`) gets no hit.
+        """
+        if not self.enable_caching or request.skip_reading_prefix_cache:
+            return self._no_hit
+        found = self._lookup.longest_hit(request.block_hashes, request.num_tokens - 1)
+        boundary = found.longest_single if found.longest_single > found.num_tokens else 0
+        blocks = self.empty_kv_cache_blocks if not found.num_tokens else KVCacheBlocks(tuple(found.blocks))
+        hit = PrefixHit(blocks, found.num_tokens, boundary)
+        if self._observer is not None:
+            self._observer.on_lookup(request, hit)
+        return hit
+
+    def peak_blocks(self, num_tokens: int, num_encoder_tokens: int = 0) -> tuple[int, ...]:
+        """The most blocks, per group, that a request of so many tokens ever holds at once."""
+        return tuple(group.peak_blocks(num_tokens, num_encoder_tokens) for group in self.groups)
+
+    @property
+    def max_request_tokens(self) -> int:
+        """The longest request that fits an empty pool, at most max_model_len. A longer one never fits."""
+        usable = self.block_pool.num_blocks - 1
+        low, high = 0, self.max_model_len
+        while low < high:
+            middle = (low + high + 1) // 2
+            if sum(self.peak_blocks(middle)) <= usable:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    # -- Allocating -----------------------------------------------------------------------------------------------
+
+    def allocate_slots(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: KVCacheBlocks | None = None,
+        num_lookahead_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        num_encoder_tokens: int = 0,
+        full_sequence_must_fit: bool = False,
+        reserved_blocks: int = 0,
+        has_scheduled_reqs: bool = True,
+    ) -> KVCacheBlocks | None:
+        """Give the request slots for its next tokens; the new blocks, or None when they do not fit.
+
+        num_new_tokens: tokens to compute now, draft tokens included.
+        num_new_computed_tokens, new_computed_blocks: the hit that `get_computed_blocks` just reported.
+        num_lookahead_tokens: slots for draft tokens beyond those.
+        num_external_computed_tokens: tokens whose content a connector loads, after the local hit.
+        delay_cache_blocks: the content comes later; `cache_blocks` makes it findable then.
+        num_encoder_tokens: for cross attention.
+        full_sequence_must_fit: refuse unless the whole request (prompt and what it has generated) would fit.
+        reserved_blocks: free blocks that are spoken for.
+        has_scheduled_reqs: something else runs, so the watermark applies to a waiting request.
+
+        On None nothing has changed, but that blocks which left a window were freed, which is right in any case. The
+        result holds newly allocated blocks only, not the hits. Blocks filled by this call are findable when it
+        returns, before they are computed: whoever hits them runs in the same step or later.
+
+        Raises RequestError on misuse; then nothing has changed.
+        """
+        computed = request.num_computed_tokens
+        limit = self._quiet_until.get(request.request_id)
+        if (
+            limit is not None
+            and num_new_tokens > 0
+            and computed > 0
+            and num_lookahead_tokens >= 0
+            and computed + num_new_tokens + num_lookahead_tokens < limit
+            and new_computed_blocks is None
+            and not (
+                num_new_computed_tokens
+                or num_external_computed_tokens
+                or num_encoder_tokens
+                or full_sequence_must_fit
+                or reserved_blocks
+                or delay_cache_blocks
+            )
+        ):
+            return self.empty_kv_cache_blocks
+
+        hits = None
+        if new_computed_blocks is not None and new_computed_blocks is not self.empty_kv_cache_blocks:
+            hits = new_computed_blocks.blocks
+        owner = self.owners.get(request.request_id)
+        check_allocation(
+            self,
+            request,
+            hits,
+            num_new_tokens=num_new_tokens,
+            num_new_computed_tokens=num_new_computed_tokens,
+            num_lookahead_tokens=num_lookahead_tokens,
+            num_external_computed_tokens=num_external_computed_tokens,
+            num_encoder_tokens=num_encoder_tokens,
+            reserved_blocks=reserved_blocks,
+            delayed=delay_cache_blocks,
+        )
+        local = computed + num_new_computed_tokens
+        adopted = local + num_external_computed_tokens
+        total = min(adopted, self.max_model_len)
+        watermark = 0
+        if self._watermark_blocks and has_scheduled_reqs and request.status.name in ("WAITING", "PREEMPTED"):
+            watermark = self._watermark_blocks
+        pool = self.block_pool
+        if full_sequence_must_fit:
+            whole = min(request.num_tokens, self.max_model_len)
+            need = self._blocks_needed(request, whole, hits, local, adopted, num_encoder_tokens, at_admission=True)
+            if need + watermark > pool.num_free:
+                self._tell_refused(request, need + watermark, pool.num_free)
+                return None
+
+        slots = min(total + num_new_tokens + num_lookahead_tokens, self.max_model_len)
+        if owner is not None:
+            self.remove_skipped_blocks(request.request_id, max(0, total - request.num_in_flight_tokens))
+        need = self._blocks_needed(request, slots, hits, local, adopted, num_encoder_tokens)
+        if need + watermark > pool.num_free - reserved_blocks:
+            self._tell_refused(request, need + watermark, pool.num_free - reserved_blocks)
+            return None
+
+        # Everything is checked; from here on nothing fails.
+        self.owners[request.request_id] = request
+        if hits is not None or num_external_computed_tokens:
+            self._adopt(request, hits, local, adopted, num_external_computed_tokens > 0)
+        new_blocks = tuple(
+            [
+                group.allocate(request, num_encoder_tokens if group.counts_encoder_tokens else slots)
+                for group in self.groups
+            ]
+        )
+        if not delay_cache_blocks:
+            self._cache(request, min(total + num_new_tokens, request.num_tokens))
+        result = KVCacheBlocks(new_blocks) if any(new_blocks) else self.empty_kv_cache_blocks
+        if self._observer is not None:
+            admission = None
+            if owner is None:
+                admission = Admission(num_new_computed_tokens, num_external_computed_tokens)
+            self._observer.on_allocate(request, new_blocks, admission)
+        return result
+
+    def allocate_decode_slots(self, requests: Sequence[Request]) -> DecodeSlots:
+        """`allocate_slots(request, 1)` for each request in turn, until one does not fit.
+
+        Most requests of a decode step need no block; this call costs them one look-up and one comparison each.
+        """
+        quiet_until = self._quiet_until
+        new_blocks: dict[int, KVCacheBlocks] = {}
+        for i, request in enumerate(requests):
+            computed = request.num_computed_tokens
+            if computed > 0 and computed + 1 < quiet_until.get(request.request_id, 0):
+                continue
+            blocks = self.allocate_slots(request, 1)
+            if blocks is None:
+                return DecodeSlots(i, new_blocks)
+            if blocks is not self.empty_kv_cache_blocks:
+                new_blocks[i] = blocks
+        return DecodeSlots(len(requests), new_blocks)
+
+    def _blocks_needed(
+        self,
+        request: Request,
+        slots: int,
+        hits: tuple[Sequence[int], ...] | None,
+        local: int,
+        adopted: int,
+        num_encoder_tokens: int,
+        *,
+        at_admission: bool = False,
+    ) -> int:
+        need = 0
+        for i, group in enumerate(self.groups):
+            need += group.blocks_needed(
+                request,
+                num_encoder_tokens if group.counts_encoder_tokens else slots,
+                () if hits is None else hits[i],
+                local,
+                adopted,
+                at_admission=at_admission,
+            )
+        return need
+
+    def _tell_refused(self, request: Request, needed: int, free: int) -> None:
+        if self._observer is not None:
+            self._observer.on_refuse(request, needed, free)
+
+    def _adopt(
+        self, request: Request, hits: tuple[Sequence[int], ...] | None, local: int, adopted: int, external: bool
+    ) -> None:
+        """Hold the hits of all groups, then make room for the external tokens.
+
+        In two rounds, since one group's external blocks must not evict another group's hits.
+        """
+        waiting = [group for group in self.groups if request.request_id not in group.num_cached]
+        for group in waiting:
+            group.adopt(request, () if hits is None else hits[group.group_id], local, adopted)
+        if external:
+            for group in waiting:
+                group.allocate(request, adopted)
+
+    def _cache(self, request: Request, num_tokens: int) -> None:
+        """Make full blocks findable, and note until when there is nothing more to do for the request."""
+        quiet = self.max_model_len + 1
+        for group in self.groups:
+            if self.enable_caching:
+                positions = group.cache(request, group.cacheable_tokens(num_tokens))
+                if positions and self._observer is not None:
+                    self._tell_cached(request, group, positions)
+            quiet = min(quiet, group.quiet_until(request, self.enable_caching))
+        self._quiet_until[request.request_id] = quiet
+
+    def _tell_cached(self, request: Request, group: CacheGroup, positions: Sequence[int]) -> None:
+        table = group.tables[request.request_id]
+        hashes = [group.hashes_of_blocks(request.block_hashes, at, at + 1)[0] for at in positions]
+        assert self._observer is not None
+        self._observer.on_cache(
+            request, group.group_id, group.block_size, positions, [table[at] for at in positions], hashes
+        )
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Make the full blocks among the first `num_computed_tokens` tokens findable, each once.
+
+        For content that arrived after its allocation (`delay_cache_blocks`), and for asynchronous scheduling.
+        """
+        if not self.enable_caching or num_computed_tokens < self._quiet_until.get(request.request_id, 0):
+            return
+        check_cache(self, request, num_computed_tokens)
+        self._cache(request, num_computed_tokens)
+
+    # -- Giving back ----------------------------------------------------------------------------------------------
+
+    def free(self, request: Request) -> None:
+        """Give back all blocks of the request, last block first. Harmless when it holds none: aborts do it twice."""
+        if self._forget(request):
+            for group in self.groups:
+                group.free(request.request_id)
+            if self._observer is not None:
+                self._observer.on_free(request.request_id)
+
+    def pop_blocks_for_free(self, request: Request) -> list[int]:
+        """Forget the request but keep its blocks held, because a step in flight may still write into them.
+
+        Returns them in table order, group after group; pass them to `release_blocks` when the step is done.
+        """
+        if not self._forget(request):
+            return []
+        blocks = [block for group in self.groups for block in group.pop(request.request_id)]
+        self._held.update(blocks)
+        if self._observer is not None:
+            self._observer.on_free(request.request_id)
+        return blocks
+
+    def release_blocks(self, blocks: Sequence[int]) -> None:
+        """Give back blocks of `pop_blocks_for_free` or `take_kv_cache_block_copies`, last one first."""
+        self.block_pool.free(blocks[::-1])
+        self._held.subtract(blocks)
+        self._held = +self._held
+
+    def _forget(self, request: Request) -> bool:
+        if self.owners.get(request.request_id) is not request:
+            return False
+        del self.owners[request.request_id]
+        self._quiet_until.pop(request.request_id, None)
+        return True
+
+    def remove_skipped_blocks(self, request_id: str, num_processed_tokens: int) -> None:
+        """Free the request's blocks that no token after the first `num_processed_tokens` reads."""
+        for group in self.groups:
+            group.remove_skipped_blocks(request_id, num_processed_tokens)
+
+    def evict_blocks(self, block_ids: Iterable[int]) -> None:
+        """Forget the content of these blocks. Blocks in use stay in use, and are blank when they are freed."""
+        self.block_pool.evict(block_ids)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached content. False, and nothing has changed, while any block is in use."""
+        if not self.block_pool.reset():
+            return False
+        if self._observer is not None:
+            self._observer.on_reset()
+        return True
+
+    # -- Checking -------------------------------------------------------------------------------------------------
+
+    def check(self, pinned: Iterable[int] = ()) -> None:
+        """Raise IntegrityError unless every structure agrees with every other; O(num_blocks).
+
+        `pinned` are blocks that the caller itself holds by `block_pool.touch`.
+        """
+        tables = [table for group in self.groups for table in group.tables.values()]
+        self.block_pool.check([*tables, list(self._held.elements()), list(pinned)])
+        for group in self.groups:
+            group.check()
+            strangers = (group.tables.keys() | group.num_cached.keys()) - self.owners.keys()
+            if strangers:
+                raise IntegrityError(f"group {group.group_id} has tables of unknown requests: {sorted(strangers)}")

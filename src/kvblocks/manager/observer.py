@@ -1,0 +1,96 @@
+"""The observer protocol: what the manager tells about what it did.
+
+Statistics, miss reasons, KV events and live pages are all observers. An observer reads; it must not call the manager
+back or raise. Without one, none of this costs anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvblocks.manager.blocks import PrefixHit
+from kvblocks.manager.request import Request
+
+
+class Admission(NamedTuple):
+    """How a request entered: which tokens needed no computing. Counted once, when the allocation succeeds."""
+
+    num_hit_tokens: int
+    num_external_tokens: int
+
+
+class Observer:
+    """Base of all observers: every hook does nothing. Override the ones of interest."""
+
+    def on_lookup(self, request: Request, hit: PrefixHit) -> None:
+        """`get_computed_blocks` answered. A waiting request is looked up every step: count admissions instead."""
+
+    def on_allocate(self, request: Request, new_blocks: tuple[Sequence[int], ...], admission: Admission | None) -> None:
+        """`allocate_slots` succeeded with these new blocks per group; `admission` when the request entered with it."""
+
+    def on_refuse(self, request: Request, blocks_needed: int, blocks_free: int) -> None:
+        """`allocate_slots` returned None: so many blocks were needed (with the watermark), so many could be had."""
+
+    def on_cache(
+        self,
+        request: Request,
+        group_id: int,
+        block_size: int,
+        positions: Sequence[int],
+        blocks: Sequence[int],
+        hashes: Sequence[bytes],
+    ) -> None:
+        """Full blocks became findable: `blocks[i]` with `hashes[i]` is number `positions[i]` of the request's table."""
+
+    def on_evict(self, group_id: int, block_hash: bytes, block: int, last_copy: bool) -> None:
+        """A block lost a hash; `last_copy` when no other block of the group bears it now."""
+
+    def on_free(self, request_id: str) -> None:
+        """The request holds no blocks any more."""
+
+    def on_reset(self) -> None:
+        """All content was forgotten."""
+
+
+class Observers(Observer):
+    """Several observers as one, told in order."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self.observers = tuple(observers)
+
+    def on_lookup(self, request: Request, hit: PrefixHit) -> None:
+        for observer in self.observers:
+            observer.on_lookup(request, hit)
+
+    def on_allocate(self, request: Request, new_blocks: tuple[Sequence[int], ...], admission: Admission | None) -> None:
+        for observer in self.observers:
+            observer.on_allocate(request, new_blocks, admission)
+
+    def on_refuse(self, request: Request, blocks_needed: int, blocks_free: int) -> None:
+        for observer in self.observers:
+            observer.on_refuse(request, blocks_needed, blocks_free)
+
+    def on_cache(
+        self,
+        request: Request,
+        group_id: int,
+        block_size: int,
+        positions: Sequence[int],
+        blocks: Sequence[int],
+        hashes: Sequence[bytes],
+    ) -> None:
+        for observer in self.observers:
+            observer.on_cache(request, group_id, block_size, positions, blocks, hashes)
+
+    def on_evict(self, group_id: int, block_hash: bytes, block: int, last_copy: bool) -> None:
+        for observer in self.observers:
+            observer.on_evict(group_id, block_hash, block, last_copy)
+
+    def on_free(self, request_id: str) -> None:
+        for observer in self.observers:
+            observer.on_free(request_id)
+
+    def on_reset(self) -> None:
+        for observer in self.observers:
+            observer.on_reset()

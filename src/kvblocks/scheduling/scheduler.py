@@ -1,0 +1,264 @@
+"""Continuous batching over the manager: which requests run in the next step, and with how many tokens each.
+
+The order is vLLM's: running requests first (decodes and rest of prompts), in the order of their admission; then, if
+nothing had to be preempted, waiting ones while budget and room last. A request that finds no room preempts the last
+admitted (or the least important) one, whose blocks are freed and whose tokens are computed again later, as far as they
+are not still cached then.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvblocks.errors import IntegrityError, RequestError
+from kvblocks.manager import KVCacheBlocks, KVCacheManager, RequestStatus
+from kvblocks.scheduling.config import SchedulerConfig
+from kvblocks.scheduling.queue import FCFSQueue, PriorityQueue, WaitingQueue
+from kvblocks.scheduling.request import SchedulableRequest
+
+
+class Scheduled(NamedTuple):
+    """One request's part of a step."""
+
+    request: SchedulableRequest
+    num_tokens: int
+    new_blocks: KVCacheBlocks
+
+
+class Admitted(NamedTuple):
+    """A request that starts (or, after a preemption, starts again) in this step."""
+
+    request: SchedulableRequest
+    num_hit_tokens: int
+    resumed: bool
+
+
+class Preempted(NamedTuple):
+    """A request that lost its blocks, and for whom."""
+
+    request: SchedulableRequest
+    num_lost_tokens: int
+    """Computed tokens that it gave up; those still cached when it resumes cost nothing."""
+    beneficiary_id: str
+    """The request that needed the room; its own id when it was the only one left to give way."""
+
+
+class Refused(NamedTuple):
+    """A request that can never run (further), and why."""
+
+    request: SchedulableRequest
+    reason: str
+
+
+class Step(NamedTuple):
+    """What the next forward pass computes. `num_tokens` of each request follow its `num_computed_tokens`, which the
+    scheduler has already advanced."""
+
+    scheduled: list[Scheduled]
+    admitted: list[Admitted]
+    preempted: list[Preempted]
+    refused: list[Refused]
+    num_tokens: int
+    num_recomputed_tokens: int
+    """Tokens of this step that had been computed before a preemption."""
+
+
+class Scheduler:
+    """Waiting and running requests over one manager.
+
+    The caller adds requests, calls `schedule` for each step, appends the generated tokens to the requests that have
+    computed all of theirs, and calls `finish` for those that are done. Nothing else may allocate in the manager.
+    """
+
+    def __init__(self, manager: KVCacheManager, config: SchedulerConfig | None = None) -> None:
+        self.manager = manager
+        self.config = config or SchedulerConfig()
+        self.running: list[SchedulableRequest] = []
+        self._waiting: WaitingQueue = PriorityQueue() if self.config.policy == "priority" else FCFSQueue()
+        self._requests: dict[str, SchedulableRequest] = {}
+        self._reached: dict[str, int] = {}  # tokens that a preempted request had computed
+        self._max_request_tokens = manager.max_request_tokens
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def __len__(self) -> int:
+        """Requests that wait or run."""
+        return len(self._requests)
+
+    def add(self, request: SchedulableRequest) -> str | None:
+        """Queue a request; or, when it can never fit, the reason, and it is not queued.
+
+        Raises RequestError when its id is in use.
+        """
+        if request.request_id in self._requests:
+            raise RequestError(request.request_id, "is waiting or running already; finish it or choose another id")
+        reason = self._never_fits(request.num_tokens)
+        if reason is not None:
+            request.status = RequestStatus.FINISHED
+            return reason
+        request.status = RequestStatus.WAITING
+        self._requests[request.request_id] = request
+        self._waiting.add(request)
+        return None
+
+    def _never_fits(self, num_tokens: int) -> str | None:
+        config, manager = self.config, self.manager
+        if not config.chunked_prefill and num_tokens > config.max_num_batched_tokens:
+            budget = config.max_num_batched_tokens
+            return f"{num_tokens} tokens exceed max_num_batched_tokens={budget} without chunked prefill"
+        if num_tokens <= self._max_request_tokens:
+            return None
+        if num_tokens > manager.max_model_len:
+            return f"{num_tokens} tokens exceed max_model_len={manager.max_model_len}"
+        return (
+            f"{num_tokens} tokens need {sum(manager.peak_blocks(num_tokens))} blocks; the pool has "
+            f"{manager.block_pool.num_blocks - 1} usable ones, room for {self._max_request_tokens} tokens"
+        )
+
+    def finish(self, request_id: str) -> None:
+        """End a request, done or aborted, waiting or running: its blocks are free. An unknown id is harmless."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return
+        if request.status is RequestStatus.RUNNING:
+            self.running.remove(request)
+        else:
+            self._waiting.remove(request)
+        request.status = RequestStatus.FINISHED
+        self._reached.pop(request_id, None)
+        self.manager.free(request)
+
+    def schedule(self) -> Step:
+        """Choose the next step and allocate its slots.
+
+        An empty `scheduled` means that nothing can run: all queues are empty, or `refused` names what was in the way
+        (then call again).
+        """
+        step = Step([], [], [], [], 0, 0)
+        budget = self._schedule_running(step)
+        if not step.preempted and not step.refused:
+            budget = self._schedule_waiting(step, budget)
+        recomputed = 0
+        for request, num_tokens, _ in step.scheduled:
+            if self._reached:
+                recomputed += self._count_recomputed(request, num_tokens)
+            request.num_computed_tokens += num_tokens
+        return step._replace(num_tokens=self.config.max_num_batched_tokens - budget, num_recomputed_tokens=recomputed)
+
+    def _count_recomputed(self, request: SchedulableRequest, num_tokens: int) -> int:
+        reached = self._reached.get(request.request_id, 0)
+        computed = request.num_computed_tokens
+        if reached <= computed + num_tokens:
+            self._reached.pop(request.request_id, None)
+        return max(0, min(reached, computed + num_tokens) - computed)
+
+    # -- Running --------------------------------------------------------------------------------------------------
+
+    def _schedule_running(self, step: Step) -> int:
+        """Give every running request its tokens, in order; the budget that is left."""
+        budget = self.config.max_num_batched_tokens
+        at = 0
+        while at < len(self.running) and budget > 0:
+            served = self._schedule_decodes(step, at, budget)
+            at += served
+            budget -= served
+            if served:
+                continue
+            request = self.running[at]
+            num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
+            blocks = self.manager.allocate_slots(request, num_tokens) if num_tokens > 0 else None
+            if blocks is not None:
+                step.scheduled.append(Scheduled(request, num_tokens, blocks))
+                budget -= num_tokens
+                at += 1
+            elif num_tokens <= 0:
+                at += 1  # its next token has not been appended yet
+            elif not self._make_room(step, request):
+                break
+        return budget
+
+    def _schedule_decodes(self, step: Step, at: int, budget: int) -> int:
+        """Serve the run of decoding requests that starts at `at`, in one call; how many found room."""
+        batch: list[SchedulableRequest] = []
+        for request in self.running[at : at + budget]:
+            if request.num_tokens - request.num_computed_tokens != 1:
+                break
+            batch.append(request)
+        if not batch:
+            return 0
+        slots = self.manager.allocate_decode_slots(batch)
+        empty, new_blocks = self.manager.empty_kv_cache_blocks, slots.new_blocks
+        step.scheduled.extend(
+            [Scheduled(request, 1, new_blocks.get(i, empty)) for i, request in enumerate(batch[: slots.num_served])]
+        )
+        return slots.num_served
+
+    def _make_room(self, step: Step, request: SchedulableRequest) -> bool:
+        """Preempt the last running request, or refuse the one that can never go on; whether `request` still runs."""
+        victim = self.running[-1]
+        if victim is request and len(self.running) == 1:
+            reason = self._never_fits(request.num_computed_tokens + 1)
+            if reason is not None:
+                self.finish(request.request_id)
+                step.refused.append(Refused(request, reason))
+                return False
+        self.running.pop()
+        lost = victim.num_computed_tokens
+        self._reached[victim.request_id] = max(lost, self._reached.get(victim.request_id, 0))
+        self.manager.free(victim)
+        victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
+        victim.status = RequestStatus.PREEMPTED
+        self._waiting.put_back(victim)
+        step.preempted.append(Preempted(victim, lost, request.request_id))
+        return victim is not request
+
+    # -- Waiting --------------------------------------------------------------------------------------------------
+
+    def _schedule_waiting(self, step: Step, budget: int) -> int:
+        """Admit waiting requests, best first, until one does not fit; the budget that is left."""
+        config = self.config
+        while len(self._waiting) and budget > 0 and len(self.running) < config.max_num_seqs:
+            request = self._waiting.peek()
+            reason = self._never_fits(request.num_tokens)
+            if reason is not None:
+                self.finish(request.request_id)
+                step.refused.append(Refused(request, reason))
+                continue
+            hit = self.manager.get_computed_blocks(request)
+            num_tokens = request.num_tokens - hit.num_tokens
+            if num_tokens > budget:
+                if not config.chunked_prefill:
+                    break
+                num_tokens = budget
+            request.shared_prefix_boundary = hit.shared_prefix_boundary
+            blocks = self.manager.allocate_slots(
+                request,
+                num_tokens,
+                hit.num_tokens,
+                hit.blocks,
+                full_sequence_must_fit=config.full_sequence_must_fit,
+                has_scheduled_reqs=bool(self.running),
+            )
+            if blocks is None:
+                break
+            self._waiting.pop()
+            step.scheduled.append(Scheduled(request, num_tokens, blocks))
+            step.admitted.append(Admitted(request, hit.num_tokens, request.status is RequestStatus.PREEMPTED))
+            request.num_computed_tokens = hit.num_tokens
+            request.status = RequestStatus.RUNNING
+            self.running.append(request)
+            budget -= num_tokens
+        if step.admitted and config.policy == "priority":
+            self.running.sort(key=lambda request: (request.priority, request.arrival_time_s))
+        return budget
+
+    def check(self) -> None:
+        """Raise IntegrityError unless queues and manager agree; see `KVCacheManager.check`."""
+        self.manager.check()
+        holders = {request_id for group in self.manager.groups for request_id, table in group.tables.items() if table}
+        running = {request.request_id for request in self.running}
+        if not holders <= running or len(running) + len(self._waiting) != len(self._requests):
+            raise IntegrityError(f"blocks are held by {holders}, running are {running}")
