@@ -292,13 +292,14 @@ class CacheGroup:
         step = self.context.cache_step
         if step == 1:
             return num_tokens
-        return min(num_tokens, num_tokens - num_tokens % step + (self.block_size if self.context.is_eagle else 0))
+        whole = num_tokens - num_tokens % step
+        return min(num_tokens, whole + self.block_size) if whole and self.context.is_eagle else whole
 
     def tokens_to_cache(self, num_tokens: int) -> int:
         """The least number of computed tokens at which `cacheable_tokens` reaches `num_tokens`."""
         step = self.context.cache_step
         ahead = self.block_size if self.context.is_eagle else 0
-        return max(num_tokens, blocks_for(num_tokens - ahead, step) * step)
+        return max(num_tokens, step, blocks_for(num_tokens - ahead, step) * step)
 
     def cache(self, request: CacheableRequest, num_tokens: int) -> Sequence[int]:
         """Make the full blocks among the first `num_tokens` (cacheable) tokens findable, each once.

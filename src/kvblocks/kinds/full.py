@@ -68,8 +68,12 @@ class FullAttentionGroup(CacheGroup):
         return positions
 
     def _prompt_end(self, request: CacheableRequest) -> int:
-        """The last hash unit's end within the prompt, in tokens."""
-        return request.num_prompt_tokens - request.num_prompt_tokens % self.context.hash_block_size
+        """Where the same prompt sent again could resume: the end of its last hash unit, in tokens.
+
+        One token must be left to compute; with a draft head that is the drop's affair.
+        """
+        reusable = request.num_prompt_tokens - (0 if self.context.is_eagle else 1)
+        return reusable - reusable % self.context.hash_block_size
 
     def quiet_until(self, request: CacheableRequest, caching: bool) -> int:
         quiet = super().quiet_until(request, caching)

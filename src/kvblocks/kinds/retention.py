@@ -34,17 +34,15 @@ class Retention:
         return self.interval is None
 
     def points(self, request: RetentionRequest, first: int, last: int) -> set[int]:
-        """The token counts in [first, last] at which a hit should be able to end; all positive and aligned."""
-        unit = self.alignment
-        prompt = request.num_prompt_tokens
-        points = {request.shared_prefix_boundary // unit * unit, (prompt - 1) // unit * unit}
-        if self.resend_steps_back:
-            points = {
-                request.shared_prefix_boundary // unit * unit,
-                ((prompt - 1) // unit - self.resend_steps_back) * unit,
-                (prompt // unit - self.resend_steps_back) * unit,
-            }
+        """The token counts in [first, last] at which a hit should be able to end; all aligned."""
+        unit, back = self.alignment, self.resend_steps_back
+        resend = (request.num_prompt_tokens - 1) // unit - back
+        points = {max(resend, 0) * unit}
+        if back:
+            points.add(max(request.num_prompt_tokens // unit - back, 0) * unit)  # a longer prompt that extends this one
+        if request.shared_prefix_boundary >= unit:
+            points.add(request.shared_prefix_boundary // unit * unit)
         if self.interval:
             start = max(-(-first // self.interval), 1) * self.interval
             points.update(range(start, last + 1, self.interval))
-        return {point for point in points if point > 0 and first <= point <= last}
+        return {point for point in points if first <= point <= last}

@@ -50,9 +50,9 @@ class SlidingWindowGroup(CacheGroup):
             elif end or (at + 1 - drop) * size % alignment == 0:
                 end = end or at + 1
                 start = at
-        end -= drop
-        if end <= 0:
-            return 0, [[] for _ in peers]
+        if drop and end - start < needed:
+            end = end * size // alignment * alignment // size  # vLLM aligns a short run before and after the drop
+        end = max(end - drop, 0) * size // alignment * alignment // size
         start = min(start, end)
         return end * size, [[NULL_BLOCK] * start + column[start:end] for column in columns]  # type: ignore[operator]
 

@@ -388,6 +388,7 @@ class KVCacheManager:
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
         """Forget the content of these blocks. Blocks in use stay in use, and are blank when they are freed."""
         self.block_pool.evict(block_ids)
+        self._quiet_until.clear()  # a prompt's end inside a block is made findable again at the next step
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content. False, and nothing has changed, while any block is in use."""
