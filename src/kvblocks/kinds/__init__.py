@@ -6,6 +6,7 @@ from kvblocks.kinds.cross_attention import CrossAttentionSpec
 from kvblocks.kinds.encoder_only import EncoderOnlySpec
 from kvblocks.kinds.full import FullAttentionSpec
 from kvblocks.kinds.lookup import GroupHit, PrefixLookup
+from kvblocks.kinds.mamba import MambaSpec
 from kvblocks.kinds.mla import MLASpec
 from kvblocks.kinds.setup import make_groups
 from kvblocks.kinds.sliding_window import SlidingWindowMLASpec, SlidingWindowSpec
@@ -21,6 +22,7 @@ __all__ = [
     "GroupHit",
     "KVCacheSpec",
     "MLASpec",
+    "MambaSpec",
     "PrefixLookup",
     "SlidingWindowMLASpec",
     "SlidingWindowSpec",

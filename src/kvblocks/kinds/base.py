@@ -69,12 +69,6 @@ class KVCacheSpec:
     """
 
     block_size: int
-    prefix_cacheable: ClassVar[bool] = True
-    """Whether a prefix of tokens says what the cache holds."""
-    sparsely_retained: ClassVar[bool] = False
-    """Whether only some of the blocks are kept findable; see `Retention`."""
-    wants_fine_hits: ClassVar[bool] = False
-    """Whether hits may end inside blocks unless told otherwise, where all groups can."""
     group_class: ClassVar[type[CacheGroup]]
 
     def __post_init__(self) -> None:
@@ -84,6 +78,16 @@ class KVCacheSpec:
         for name in names:
             if getattr(self, name) < 1:
                 raise UsageError(f"{type(self).__name__}: {name}={getattr(self, name)} must be at least 1")
+
+    @property
+    def prefix_cacheable(self) -> bool:
+        """Whether a prefix of tokens says what the cache holds."""
+        return True
+
+    @property
+    def sparsely_retained(self) -> bool:
+        """Whether only some of the blocks are kept findable; see `Retention`."""
+        return False
 
     @property
     def page_size_bytes(self) -> int:
@@ -217,6 +221,7 @@ class CacheGroup:
         self,
         request: CacheableRequest,
         num_slots: int,
+        num_main_tokens: int,
         hits: Sequence[int],
         num_local_tokens: int,
         num_adopted_tokens: int,
@@ -225,6 +230,7 @@ class CacheGroup:
     ) -> int:
         """How many free blocks it takes to give the request `num_slots` token slots.
 
+        `num_main_tokens` are the tokens without the lookahead for drafts; only states tell them apart.
         `hits` are the blocks of its first `num_local_tokens` tokens (when the request is new), `num_adopted_tokens`
         those and the external ones after them. Hit blocks that are free count: they leave the free blocks.
         """
@@ -271,7 +277,7 @@ class CacheGroup:
         table += hits
         self.num_cached[request.request_id] = len(table)
 
-    def allocate(self, request: CacheableRequest, num_slots: int) -> list[int]:
+    def allocate(self, request: CacheableRequest, num_slots: int, num_main_tokens: int) -> list[int]:
         """Lengthen the table until it has `num_slots` slots; the new blocks. The caller has checked that they fit."""
         table = self.tables.get(request.request_id)
         if table is None:
@@ -330,6 +336,9 @@ class CacheGroup:
     def worth_caching(self, request: CacheableRequest, start: int, end: int) -> set[int] | None:
         """Which of the block positions [start, end) can serve a hit later; None means all of them."""
         return None
+
+    def new_step_starts(self) -> None:
+        """A new step begins: the one before has been computed, or will be before this one reads."""
 
     def pop(self, request_id: str) -> list[int]:
         """Forget the request; its blocks, in table order and still held."""

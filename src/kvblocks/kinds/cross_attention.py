@@ -28,6 +28,7 @@ class CrossAttentionGroup(CacheGroup):
         self,
         request: CacheableRequest,
         num_slots: int,
+        num_main_tokens: int,
         hits: Sequence[int],
         num_local_tokens: int,
         num_adopted_tokens: int,
@@ -50,5 +51,8 @@ class CrossAttentionGroup(CacheGroup):
 class CrossAttentionSpec(AttentionSpec):
     """Keys and values of the encoder's tokens."""
 
-    prefix_cacheable = False
     group_class = CrossAttentionGroup
+
+    @property
+    def prefix_cacheable(self) -> bool:
+        return False

@@ -21,6 +21,7 @@ class EncoderOnlyGroup(CacheGroup):
         self,
         request: CacheableRequest,
         num_slots: int,
+        num_main_tokens: int,
         hits: Sequence[int],
         num_local_tokens: int,
         num_adopted_tokens: int,
@@ -34,7 +35,7 @@ class EncoderOnlyGroup(CacheGroup):
     ) -> None:
         """Nothing: there are no hits."""
 
-    def allocate(self, request: CacheableRequest, num_slots: int) -> list[int]:
+    def allocate(self, request: CacheableRequest, num_slots: int, num_main_tokens: int) -> list[int]:
         return []
 
     def cache(self, request: CacheableRequest, num_tokens: int) -> Sequence[int]:
@@ -46,8 +47,11 @@ class EncoderOnlyGroup(CacheGroup):
 class EncoderOnlySpec(AttentionSpec):
     """Attention of an encoder layer; no page."""
 
-    prefix_cacheable = False
     group_class = EncoderOnlyGroup
+
+    @property
+    def prefix_cacheable(self) -> bool:
+        return False
 
     @property
     def page_size_bytes(self) -> int:

@@ -20,7 +20,7 @@ def make_groups(
     max_in_flight_tokens: int | None,
     eagle_groups: Collection[int],
     retention_interval: int | None,
-    fine_hits: bool | None,
+    fine_hits: bool,
 ) -> list[CacheGroup]:
     """The groups of a manager; see `KVCacheManager` for the arguments. Raises UsageError naming the argument."""
     caching = pool.enable_caching
@@ -39,14 +39,9 @@ def make_groups(
         if spec.prefix_cacheable and (unit < 1 or spec.block_size % unit):
             raise UsageError(f"hash_block_size={unit} must divide the block size {spec.block_size} of groups[{i}]")
     whole = math.lcm(*sizes) if sizes else 1
-    can_be_fine = bool(specs) and all(spec.group_class.supports_fine_hits for spec in specs)
-    if fine_hits is None:
-        fine = can_be_fine and any(spec.wants_fine_hits and spec.block_size > unit for spec in specs)
-    elif fine_hits and not can_be_fine:
-        raise UsageError("fine_hits=True: some group's hits must end on its block size; leave it None")
-    else:
-        fine = fine_hits
-    fine = fine and caching
+    if fine_hits and not all(spec.group_class.supports_fine_hits for spec in specs):
+        raise UsageError("fine_hits=True: some group's hits must end on its block size; only full attention can do it")
+    fine = fine_hits and caching and any(size > unit for size in sizes)
     alignment = unit if fine else whole
     _check_retention(specs, retention_interval, whole)
     for i in eagle_groups:

@@ -99,8 +99,11 @@ class SlidingWindowSpec(AttentionSpec):
 
     sliding_window: int
     extra_retained_tokens: int = 0
-    sparsely_retained = True
     group_class = SlidingWindowGroup
+
+    @property
+    def sparsely_retained(self) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,8 +116,11 @@ class SlidingWindowMLASpec(MLASpec):
 
     sliding_window: int
     extra_retained_tokens: int = 0
-    sparsely_retained = True
     group_class = SlidingWindowGroup
+
+    @property
+    def sparsely_retained(self) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -39,7 +39,7 @@ class KVCacheManager:
         use_eagle: bool = False,
         eagle_groups: Collection[int] = (),
         retention_interval: int | None = 0,
-        fine_hits: bool | None = None,
+        fine_hits: bool = False,
         watermark: float = 0.0,
         policy: EvictionPolicy | None = None,
         observer: Observer | None = None,
@@ -55,7 +55,7 @@ class KVCacheManager:
         retention_interval: which blocks of sliding windows and states stay findable: 0 those that serve a replay or a
             known junction, n also every n-th token, None all.
         fine_hits: whether a hit may end inside a block, on a hash unit; its last block is then copied before it is
-            written (`take_kv_cache_block_copies`). None: as vLLM, where the model has states with checkpoints.
+            written (`take_kv_cache_block_copies`).
         watermark: share of the blocks that the admission of a request leaves free while others run.
 
         Raises UsageError naming the argument and the fix.
@@ -223,15 +223,18 @@ class KVCacheManager:
         pool = self.block_pool
         if full_sequence_must_fit:
             whole = min(request.num_tokens, self.max_model_len)
-            need = self._blocks_needed(request, whole, hits, local, adopted, num_encoder_tokens, at_admission=True)
+            need = self._blocks_needed(
+                request, whole, whole, hits, local, adopted, num_encoder_tokens, at_admission=True
+            )
             if need + watermark > pool.num_free:
                 self._tell_refused(request, need + watermark, pool.num_free)
                 return None
 
-        slots = min(total + num_new_tokens + num_lookahead_tokens, self.max_model_len)
+        main = total + num_new_tokens
+        slots = min(main + num_lookahead_tokens, self.max_model_len)
         if owner is not None:
             self.remove_skipped_blocks(request.request_id, max(0, total - request.num_in_flight_tokens))
-        need = self._blocks_needed(request, slots, hits, local, adopted, num_encoder_tokens)
+        need = self._blocks_needed(request, slots, main, hits, local, adopted, num_encoder_tokens)
         if need + watermark > pool.num_free - reserved_blocks:
             self._tell_refused(request, need + watermark, pool.num_free - reserved_blocks)
             return None
@@ -242,7 +245,7 @@ class KVCacheManager:
             self._adopt(request, hits, local, adopted, num_external_computed_tokens > 0)
         new_blocks = tuple(
             [
-                group.allocate(request, num_encoder_tokens if group.counts_encoder_tokens else slots)
+                group.allocate(request, num_encoder_tokens if group.counts_encoder_tokens else slots, main)
                 for group in self.groups
             ]
         )
@@ -278,6 +281,7 @@ class KVCacheManager:
         self,
         request: Request,
         slots: int,
+        main: int,
         hits: tuple[Sequence[int], ...] | None,
         local: int,
         adopted: int,
@@ -290,6 +294,7 @@ class KVCacheManager:
             need += group.blocks_needed(
                 request,
                 num_encoder_tokens if group.counts_encoder_tokens else slots,
+                main,
                 () if hits is None else hits[i],
                 local,
                 adopted,
@@ -313,7 +318,7 @@ class KVCacheManager:
             group.adopt(request, () if hits is None else hits[group.group_id], local, adopted)
         if external:
             for group in waiting:
-                group.allocate(request, adopted)
+                group.allocate(request, adopted, adopted)
 
     def _cache(self, request: Request, num_tokens: int) -> None:
         """Make full blocks findable, and note until when there is nothing more to do for the request."""
@@ -384,6 +389,14 @@ class KVCacheManager:
         """Free the request's blocks that no token after the first `num_processed_tokens` reads."""
         for group in self.groups:
             group.remove_skipped_blocks(request_id, num_processed_tokens)
+
+    def new_step_starts(self) -> None:
+        """Tell that a new step is being scheduled: states made findable in the one before can be hit now.
+
+        Only groups with checkpoints care.
+        """
+        for group in self.groups:
+            group.new_step_starts()
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
         """Forget the content of these blocks. Blocks in use stay in use, and are blank when they are freed."""

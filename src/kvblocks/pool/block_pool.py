@@ -54,6 +54,7 @@ class BlockPool:
         "indexes",
         "listener",
         "num_blocks",
+        "num_evicted",
         "ref_count",
         "tokens_of",
     )
@@ -77,6 +78,8 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.enable_caching = enable_caching
         self.listener: EvictionListener | None = None
+        self.num_evicted = 0
+        """Blocks whose content was given up to make room, since the start."""
         self._blank = list(range(num_blocks - 1, 0, -1))  # a stack: the end is handed out first
         self._cached: EvictionPolicy = LRU() if policy is None else policy
         self.ref_count = [0] * num_blocks
@@ -141,7 +144,7 @@ class BlockPool:
             blocks = blank[::-1]
             blank.clear()
             evicted = self._cached.evict(evict)
-            self._forget(evicted)
+            self.num_evicted += self._forget(evicted)
             blocks += evicted
         for block in blocks:
             ref_count[block] = 1
@@ -289,13 +292,16 @@ class BlockPool:
                 raise PoolError(f"evict: block {block} is not in the pool; ids go from 0 to {self.num_blocks - 1}")
         self._forget(ids)
 
-    def _forget(self, blocks: Iterable[int]) -> None:
+    def _forget(self, blocks: Iterable[int]) -> int:
+        """Drop the hashes of these blocks; how many of them bore one."""
+        forgotten = 0
         hash_of, group_of, indexes, listener = self.hash_of, self.group_of, self.indexes, self.listener
         for block in blocks:
             block_hash = hash_of[block]
             if block_hash is None:
                 continue
             hash_of[block] = None
+            forgotten += 1
             group_id = group_of[block]
             last_copy = indexes[group_id].remove(block_hash, block)
             if listener is not None:
@@ -305,6 +311,7 @@ class BlockPool:
                     last_copy = indexes[group_id].remove(extra, block)
                     if listener is not None:
                         listener.on_evict(group_id, extra, block, last_copy)
+        return forgotten
 
     def reset(self) -> bool:
         """Forget all content. False, and nothing has changed, while any block is live.

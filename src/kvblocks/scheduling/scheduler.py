@@ -137,6 +137,7 @@ class Scheduler:
         (then call again).
         """
         step = Step([], [], [], [], 0, 0)
+        self.manager.new_step_starts()
         budget = self._schedule_running(step)
         if not step.preempted and not step.refused:
             budget = self._schedule_waiting(step, budget)

@@ -1,0 +1,257 @@
+"""Mamba-style state: a layer that keeps one state per request, not something per token.
+
+A state sums up all tokens before it, so it can be resumed only exactly where it was taken. Two modes, as in vLLM:
+`none` keeps the running state (and nothing can be hit); `align` also keeps *checkpoints*: the states at the ends of
+blocks at which a step happened to end, where retention finds them worth keeping.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from kvblocks.errors import UsageError
+from kvblocks.kinds.base import CacheableRequest, CacheGroup, GroupContext, KVCacheSpec, blocks_for
+from kvblocks.pool import NULL_BLOCK
+
+
+class StateGroup(CacheGroup):
+    """Tables of a state without checkpoints: the block of the last token's state, and slots for drafts after it."""
+
+    def __init__(self, spec: MambaSpec, context: GroupContext) -> None:
+        super().__init__(spec, context)
+        self.num_speculative_blocks = spec.num_speculative_blocks
+
+    def skipped_tokens(self, num_processed_tokens: int) -> int:
+        return num_processed_tokens - 1
+
+    def peak_blocks(self, num_tokens: int, num_encoder_tokens: int) -> int:
+        return min(blocks_for(num_tokens, self.block_size), 1) + self.num_speculative_blocks
+
+    def blocks_needed(
+        self,
+        request: CacheableRequest,
+        num_slots: int,
+        num_main_tokens: int,
+        hits: Sequence[int],
+        num_local_tokens: int,
+        num_adopted_tokens: int,
+        *,
+        at_admission: bool = False,
+    ) -> int:
+        drafts = self.num_speculative_blocks * self.block_size
+        return super().blocks_needed(
+            request,
+            num_slots + drafts,
+            num_main_tokens,
+            hits,
+            num_local_tokens,
+            num_adopted_tokens,
+            at_admission=at_admission,
+        )
+
+    def allocate(self, request: CacheableRequest, num_slots: int, num_main_tokens: int) -> list[int]:
+        return super().allocate(request, num_slots + self.num_speculative_blocks * self.block_size, num_main_tokens)
+
+    def quiet_until(self, request: CacheableRequest, caching: bool) -> int:
+        """As for full attention, without the drafts' blocks, and until the next state is retired."""
+        table = self.tables.get(request.request_id, ())
+        quiet = super().quiet_until(request, caching) - self.num_speculative_blocks * self.block_size
+        return min(quiet, (self._num_retired(request.request_id, table) + 1) * self.block_size + 1)
+
+    def _num_retired(self, request_id: str, table: Sequence[int]) -> int:
+        """Leading positions whose states have been freed."""
+        return bisect(table, NULL_BLOCK, key=bool)
+
+
+class CheckpointGroup(StateGroup):
+    """Tables of a state with checkpoints at block ends.
+
+    Position i stands for the state after block i is full (or, at the last position, the running state); positions at
+    which no step ended are null. The last `num_speculative_blocks` positions are for drafts: when a step jumps over
+    several blocks they move along, so that it takes one new block however far it jumps.
+    """
+
+    def __init__(self, spec: MambaSpec, context: GroupContext) -> None:
+        super().__init__(spec, context)
+        self._retired: dict[str, int] = {}  # leading positions whose states have been freed
+        self._has_drafts: set[str] = set()  # requests whose table ends with the drafts' blocks
+        self._new_this_step: set[int] = set()
+
+    # -- Hit ------------------------------------------------------------------------------------------------------
+
+    @property
+    def drop_tokens(self) -> int:
+        return 0  # with a draft head the checkpoints themselves are taken one unit earlier
+
+    @classmethod
+    def find_hit(
+        cls, peers: Sequence[Self], block_hashes: Sequence[bytes], max_tokens: int, *, drop: bool
+    ) -> tuple[int, list[list[int]]]:
+        """Right to left until a checkpoint; only that one is needed, the positions before it are null."""
+        first = peers[0]
+        size, alignment = first.block_size, first.context.alignment
+        limit = min(max_tokens // size, len(block_hashes) // first.hashes_per_block)
+        hashes = first.hashes_of_blocks(block_hashes, 0, limit)
+        for at in range(limit - 1, -1, -1):
+            if (at + 1) * size % alignment == 0:
+                found = [peer.index.get(hashes[at]) for peer in peers]
+                if None not in found:
+                    return (at + 1) * size, [[NULL_BLOCK] * at + [block] for block in found]  # type: ignore[list-item]
+        return 0, [[] for _ in peers]
+
+    # -- Skip -----------------------------------------------------------------------------------------------------
+
+    def remove_skipped_blocks(self, request_id: str, num_processed_tokens: int) -> None:
+        """Free the states before the one that the next token continues from. They lie between null positions."""
+        table = self.tables.get(request_id)
+        if not table:
+            return
+        start = self._num_retired(request_id, table)
+        end = min(self.skipped_tokens(num_processed_tokens) // self.block_size, len(table))
+        if end <= start:
+            return
+        removed = [block for block in table[start:end] if block != NULL_BLOCK]
+        table[start:end] = [NULL_BLOCK] * (end - start)
+        self._retired[request_id] = end
+        self.pool.free(removed[::-1])
+
+    def _num_retired(self, request_id: str, table: Sequence[int]) -> int:
+        return self._retired.get(request_id, 0)
+
+    # -- Need -----------------------------------------------------------------------------------------------------
+
+    def peak_blocks(self, num_tokens: int, num_encoder_tokens: int) -> int:
+        """The running state, the one it continues from, and the drafts'."""
+        return min(blocks_for(num_tokens, self.block_size), 2) + self.num_speculative_blocks
+
+    def blocks_needed(
+        self,
+        request: CacheableRequest,
+        num_slots: int,
+        num_main_tokens: int,
+        hits: Sequence[int],
+        num_local_tokens: int,
+        num_adopted_tokens: int,
+        *,
+        at_admission: bool = False,
+    ) -> int:
+        """One block when the step ends beyond the last state's block, and the drafts' blocks once.
+
+        A hit on a checkpoint that was made findable in this very step cannot be used yet: attention writes what it
+        reads in one step, a state does not. Then the need exceeds any pool, so that the scheduler waits a step.
+        """
+        if hits and hits[-1] in self._new_this_step:
+            return self.pool.num_blocks + 1
+        table = self.tables.get(request.request_id, ())
+        positions = blocks_for(num_main_tokens, self.block_size) + self.num_speculative_blocks
+        if positions <= len(hits) + len(table) and table:
+            return 0
+        need = 1 if table else 1 + self.num_speculative_blocks
+        if positions <= len(hits):
+            need = self.num_speculative_blocks
+        free_hits = [block for block in hits if block != NULL_BLOCK and not self.pool.ref_count[block]]
+        return need + len(free_hits)
+
+    # -- Change ---------------------------------------------------------------------------------------------------
+
+    def allocate(self, request: CacheableRequest, num_slots: int, num_main_tokens: int) -> list[int]:
+        """Put the state after the step's last token at its position. The result has a 0 for each null position."""
+        table = self.tables.setdefault(request.request_id, [])
+        drafts = self.num_speculative_blocks
+        before = len(table)
+        length = blocks_for(num_main_tokens, self.block_size) + drafts
+        if length <= before:
+            return []
+        running = length - drafts - 1  # the position of the state after the step's last token
+        if request.request_id not in self._has_drafts:
+            self._has_drafts.add(request.request_id)
+            table += [NULL_BLOCK] * (running - before)
+            table += self.pool.allocate(length - len(table))
+        else:
+            moved = range(before - drafts, min(before, running))
+            table += [NULL_BLOCK] * (running - before)
+            for at in moved:
+                table.append(table[at])
+                table[at] = NULL_BLOCK
+            table += self.pool.allocate(length - len(table))
+        return table[before:]
+
+    def cache(self, request: CacheableRequest, num_tokens: int) -> Sequence[int]:
+        """The checkpoints among the newly full positions; and again the one where a replay would resume.
+
+        That one is entered again, if it is the last full position, in case its content was evicted on purpose while
+        the state is still here (vLLM does so where groups are combined).
+        """
+        positions = super().cache(request, num_tokens)
+        table = self.tables[request.request_id]
+        self._new_this_step.update(table[at] for at in positions)
+        if self.context.cache_step == 1:
+            return positions
+        retention = self.context.retention
+        steps = (request.num_prompt_tokens - 1) // retention.alignment - retention.resend_steps_back
+        resume = steps * retention.alignment
+        at = resume // self.block_size - 1
+        if 0 <= at == num_tokens // self.block_size - 1 and table[at] != NULL_BLOCK:
+            block_hash = self.hashes_of_blocks(request.block_hashes, at, at + 1)[0]
+            self.pool.cache_partial(self.group_id, table[at], block_hash, resume)
+        return positions
+
+    def worth_caching(self, request: CacheableRequest, start: int, end: int) -> set[int] | None:
+        """The states at the points that retention keeps."""
+        retention = self.context.retention
+        if retention.is_dense:
+            return None
+        size = self.block_size
+        return {point // size - 1 for point in retention.points(request, (start + 1) * size, end * size)}
+
+    def new_step_starts(self) -> None:
+        """What was made findable before can be hit from now on."""
+        self._new_this_step.clear()
+
+    def pop(self, request_id: str) -> list[int]:
+        self._retired.pop(request_id, None)
+        self._has_drafts.discard(request_id)
+        return super().pop(request_id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MambaSpec(KVCacheSpec):
+    """One state of `state_bytes` per request (convolution and recurrent parts together), whatever the block size.
+
+    `cache_mode` "none" keeps the running state only, "align" checkpoints at block ends too. `page_size_padded` is the
+    page that it shares with attention layers, when larger. `num_speculative_blocks` are states for draft tokens.
+    """
+
+    state_bytes: int = 1
+    cache_mode: Literal["none", "align"] = "align"
+    num_speculative_blocks: int = 0
+    page_size_padded: int | None = None
+
+    def __post_init__(self) -> None:
+        self._require_positive("block_size", "state_bytes")
+        if self.num_speculative_blocks < 0:
+            raise UsageError(f"MambaSpec: num_speculative_blocks={self.num_speculative_blocks} must not be negative")
+        if self.cache_mode not in ("none", "align"):
+            raise UsageError(f"MambaSpec: cache_mode={self.cache_mode!r} is unknown: choose 'none' or 'align'")
+        if self.page_size_padded is not None and self.page_size_padded < self.state_bytes:
+            raise UsageError(
+                f"MambaSpec: page_size_padded={self.page_size_padded} is less than state_bytes={self.state_bytes}"
+            )
+
+    @property
+    def prefix_cacheable(self) -> bool:
+        return self.cache_mode == "align"
+
+    @property
+    def sparsely_retained(self) -> bool:
+        return self.cache_mode == "align"
+
+    @property
+    def page_size_bytes(self) -> int:
+        return self.state_bytes if self.page_size_padded is None else self.page_size_padded
+
+    def make_group(self, context: GroupContext) -> CacheGroup:
+        return (CheckpointGroup if self.cache_mode == "align" else StateGroup)(self, context)

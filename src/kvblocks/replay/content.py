@@ -1,0 +1,78 @@
+"""From a recorded request to the block hashes of its prompt.
+
+A trace says what a prompt is in one of three ways: token ids, content ids that each stand for a run of tokens, or only
+a length. Content ids are expanded to token ids of our own (every id gets its own range), so that the same chain of
+hashes serves every block size and algorithm. Where the content is not known (a length-only prompt, the tail after the
+last whole id, generated tokens) nothing can be shared, and blocks get hashes that occur once.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+
+import numpy as np
+
+from kvblocks.errors import TraceError
+from kvblocks.prefix import BlockHasher, ExtraKeys, LoRAKey
+from kvblocks.traces import TraceRequest
+
+
+class TraceHasher:
+    """Block hashes for the requests of one replay; the same trace request always gives the same ones.
+
+    `block_size` is the cache's, in tokens; it need not divide the trace's.
+    """
+
+    def __init__(self, block_size: int, algorithm: str = "sha256") -> None:
+        self.block_size = block_size
+        self._hasher = BlockHasher(block_size, algorithm)
+        self._first_token: dict[str, dict[int, int]] = {}  # per namespace: content id -> the first of its token ids
+        self._next_token = 0
+        self._serial = count(1)
+        self._digest_bytes = self._hasher.algorithm.digest_bytes
+        self._within: dict[int, np.ndarray[tuple[int], np.dtype[np.uint32]]] = {}
+
+    def prompt_hashes(self, request: TraceRequest) -> list[bytes]:
+        """The hashes of the prompt's full blocks. Raises TraceError when the trace has too many distinct ids."""
+        full = request.num_prompt_tokens // self.block_size
+        if request.token_ids is not None:
+            return self._hasher.chain(request.token_ids, _extra_keys(request))
+        hashes: list[bytes] = []
+        if request.block_ids:
+            tokens = self._expand(request)
+            known = min(len(tokens), request.num_prompt_tokens)
+            self._hasher.extend(hashes, tokens[:known], _extra_keys(request))  # type: ignore[arg-type]
+        while len(hashes) < full:
+            hashes.append(self.unique_hash())
+        return hashes
+
+    def unique_hash(self) -> bytes:
+        """A hash that no other block has: the number of the call, written as a digest."""
+        return next(self._serial).to_bytes(self._digest_bytes, "big")
+
+    def _expand(self, request: TraceRequest) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+        """The token ids of the prompt's content ids."""
+        size = request.tokens_per_id
+        first_token = self._first_token.setdefault(request.namespace, {})
+        starts = []
+        for block_id in request.block_ids or ():
+            start = first_token.get(block_id)
+            if start is None:
+                start = first_token[block_id] = self._next_token
+                self._next_token += size
+            starts.append(start)
+        if self._next_token > 2**32:
+            raise TraceError(
+                request.request_id,
+                f"the distinct content ids stand for more than 2**32 tokens ({size} each); replay a part with --limit",
+            )
+        within = self._within.get(size)
+        if within is None:
+            within = self._within[size] = np.arange(size, dtype=np.uint32)
+        return (np.array(starts, dtype=np.uint32)[:, None] + within).ravel()
+
+
+def _extra_keys(request: TraceRequest) -> ExtraKeys | None:
+    if request.lora is None and request.cache_salt is None:
+        return None
+    return ExtraKeys(lora=None if request.lora is None else LoRAKey(request.lora), cache_salt=request.cache_salt)

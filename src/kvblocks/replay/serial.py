@@ -1,0 +1,63 @@
+"""The serial replay: one request at a time, in trace order. What remains is the cache and its eviction order.
+
+Each request is looked up (at most all of its prompt but the last token), allocated whole, given slots for its outputs,
+and freed before the next one comes. Its outputs are not made findable, since a trace does not say what they were. This
+is how the figures that we check against were taken from vLLM's own manager.
+"""
+
+from __future__ import annotations
+
+from kvblocks.kinds import FullAttentionSpec
+from kvblocks.manager import KVCacheManager
+from kvblocks.replay.request import ReplayRequest
+from kvblocks.replay.result import RunResult, Series
+from kvblocks.replay.settings import ReplaySettings
+
+UNLIMITED = 2**40
+"""A model length that no request exceeds."""
+
+
+class SerialRun:
+    """A serial replay at one cache size, fed request by request."""
+
+    def __init__(self, num_blocks: int, settings: ReplaySettings) -> None:
+        self.manager = KVCacheManager(
+            num_blocks,
+            [FullAttentionSpec(block_size=settings.block_size)],
+            max_model_len=settings.max_model_len or UNLIMITED,
+        )
+        self._outputs = settings.outputs
+        self._max_tokens = self.manager.max_request_tokens
+        pool = self.manager.block_pool
+        self.result = RunResult(num_blocks, settings.block_size, "serial", pool.policy_name, Series("request"))
+        self._number = 0
+
+    def feed(self, request: ReplayRequest) -> None:
+        """Run one request through the cache. It may be shared by several runs: it is left as it came."""
+        manager, result = self.manager, self.result
+        self._number += 1
+        hit = manager.get_computed_blocks(request)
+        prompt = request.num_prompt_tokens
+        if prompt > self._max_tokens or (
+            manager.allocate_slots(request, prompt - hit.num_tokens, hit.num_tokens, hit.blocks) is None
+        ):
+            result.reject("the prompt exceeds the cache")
+            return
+        result.admit(prompt, hit.num_tokens)
+        if self._outputs and request.num_output_tokens:
+            request.num_computed_tokens = prompt
+            outputs = request.num_output_tokens
+            if prompt + outputs > self._max_tokens or manager.allocate_slots(request, outputs) is None:
+                result.reject("the outputs exceed the cache")
+            else:
+                result.output_tokens += outputs
+            request.num_computed_tokens = 0
+        live = manager.pool_usage.live
+        result.peak_live_blocks = max(result.peak_live_blocks, live)
+        manager.free(request)
+        result.series.sample(self._number, manager.pool_usage, result.prompt_tokens, result.hit_tokens)
+
+    def finish(self) -> RunResult:
+        """The result so far."""
+        self.result.evicted_blocks = self.manager.block_pool.num_evicted
+        return self.result
