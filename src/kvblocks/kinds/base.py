@@ -7,9 +7,9 @@ The rules in `CacheGroup` are those of full attention; a kind overrides what dif
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, NamedTuple, Protocol, Self
 
 from kvblocks.errors import IntegrityError, UsageError
 from kvblocks.kinds.retention import Retention
@@ -37,6 +37,18 @@ class CacheableRequest(Protocol):
 def blocks_for(num_tokens: int, block_size: int) -> int:
     """How many blocks hold `num_tokens` tokens: the quotient, rounded up."""
     return -(-num_tokens // block_size)
+
+
+class CachedRun(NamedTuple):
+    """Consecutive units of a request that became findable: `blocks[i]` by `hashes[i]`.
+
+    Unit i holds `unit_tokens` tokens from token `start + i * unit_tokens`.
+    """
+
+    start: int
+    unit_tokens: int
+    blocks: Sequence[int]
+    hashes: Sequence[bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +165,9 @@ class CacheGroup:
         self.hashes_per_block = spec.block_size // context.hash_block_size if spec.prefix_cacheable else 1
         self.tables: dict[str, list[int]] = {}
         self.num_cached: dict[str, int] = {}
+        self.copies: list[tuple[int, int]] = []
+        """(source, target) of copies that have not been handed over yet; both blocks are held once more until then."""
+        self._to_copy: set[str] = set()  # requests whose last adopted block must be copied before it is written
 
     # -- Hit ------------------------------------------------------------------------------------------------------
 
@@ -276,6 +291,9 @@ class CacheGroup:
         self.pool.touch(hits)
         table += hits
         self.num_cached[request.request_id] = len(table)
+        if num_local_tokens < len(table) * self.block_size and hits:
+            self.num_cached[request.request_id] = len(table) - 1
+            self._to_copy.add(request.request_id)
 
     def allocate(self, request: CacheableRequest, num_slots: int, num_main_tokens: int) -> list[int]:
         """Lengthen the table until it has `num_slots` slots; the new blocks. The caller has checked that they fit."""
@@ -283,11 +301,26 @@ class CacheGroup:
         if table is None:
             table = self.tables[request.request_id] = []
         missing = blocks_for(num_slots, self.block_size) - len(table)
-        if missing <= 0:
+        if missing <= 0 and not self._to_copy:
             return []
-        blocks = self.pool.allocate(missing)
+        copied = self._copy_on_write(request.request_id, table) if self._to_copy else []
+        blocks = self.pool.allocate(max(missing, 0))
         table += blocks
-        return blocks
+        return copied + blocks
+
+    def _copy_on_write(self, request_id: str, table: list[int]) -> list[int]:
+        """Give the request its own copy of the block in which its hit ends.
+
+        Both ends of the copy are held until it has been made: the source could be evicted, the target freed.
+        """
+        if request_id not in self._to_copy:
+            return []
+        self._to_copy.discard(request_id)
+        source, (target,) = table[-1], self.pool.allocate(1)
+        table[-1] = target
+        self.pool.touch((target,))
+        self.copies.append((source, target))
+        return [target]
 
     def cacheable_tokens(self, num_tokens: int) -> int:
         """How many of the first `num_tokens` tokens may be made findable now.
@@ -307,10 +340,10 @@ class CacheGroup:
         ahead = self.block_size if self.context.is_eagle else 0
         return max(num_tokens, step, blocks_for(num_tokens - ahead, step) * step)
 
-    def cache(self, request: CacheableRequest, num_tokens: int) -> Sequence[int]:
+    def cache(self, request: CacheableRequest, num_tokens: int) -> Sequence[CachedRun]:
         """Make the full blocks among the first `num_tokens` (cacheable) tokens findable, each once.
 
-        Returns the block positions that became findable now.
+        Returns what became findable now.
         """
         start = self.num_cached.get(request.request_id, 0)
         end = num_tokens // self.block_size
@@ -319,19 +352,23 @@ class CacheGroup:
         size = self.block_size
         blocks: Sequence[int] = self.tables[request.request_id][start:end]
         hashes = self.hashes_of_blocks(request.block_hashes, start, end)
-        positions: Sequence[int] = range(start, end)
-        tokens: Iterable[int] = range((start + 1) * size, (end + 1) * size, size)
-        wanted = self.worth_caching(request, start, end)
-        if wanted is not None or NULL_BLOCK in blocks:
-            keep = [
-                i for i in range(end - start) if blocks[i] != NULL_BLOCK and (wanted is None or start + i in wanted)
-            ]
-            positions = [start + i for i in keep]
-            blocks, hashes = [blocks[i] for i in keep], [hashes[i] for i in keep]
-            tokens = [(at + 1) * size for at in positions]
-        self.pool.cache(self.group_id, blocks, hashes, tokens)
         self.num_cached[request.request_id] = end
-        return positions
+        wanted = self.worth_caching(request, start, end)
+        if wanted is None and NULL_BLOCK not in blocks:
+            self.pool.cache(self.group_id, blocks, hashes, range((start + 1) * size, (end + 1) * size, size))
+            return (CachedRun(start * size, size, blocks, hashes),)
+        runs: list[CachedRun] = []
+        for i in range(end - start):
+            if blocks[i] != NULL_BLOCK and (wanted is None or start + i in wanted):
+                first = (start + i) * size
+                self.pool.cache(self.group_id, (blocks[i],), (hashes[i],), (first + size,))
+                if runs and runs[-1].start + len(runs[-1].blocks) * size == first:
+                    runs[-1] = CachedRun(
+                        runs[-1].start, size, [*runs[-1].blocks, blocks[i]], [*runs[-1].hashes, hashes[i]]
+                    )
+                else:
+                    runs.append(CachedRun(first, size, [blocks[i]], [hashes[i]]))
+        return runs
 
     def worth_caching(self, request: CacheableRequest, start: int, end: int) -> set[int] | None:
         """Which of the block positions [start, end) can serve a hit later; None means all of them."""
@@ -343,6 +380,7 @@ class CacheGroup:
     def pop(self, request_id: str) -> list[int]:
         """Forget the request; its blocks, in table order and still held."""
         self.num_cached.pop(request_id, None)
+        self._to_copy.discard(request_id)
         return self.tables.pop(request_id, [])
 
     def free(self, request_id: str) -> None:

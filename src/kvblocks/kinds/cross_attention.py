@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvblocks.kinds.base import NEVER, AttentionSpec, CacheableRequest, CacheGroup, blocks_for
+from kvblocks.kinds.base import NEVER, AttentionSpec, CacheableRequest, CachedRun, CacheGroup, blocks_for
 
 
 class CrossAttentionGroup(CacheGroup):
@@ -42,7 +42,7 @@ class CrossAttentionGroup(CacheGroup):
     ) -> None:
         """Nothing: there are no hits."""
 
-    def cache(self, request: CacheableRequest, num_tokens: int) -> Sequence[int]:
+    def cache(self, request: CacheableRequest, num_tokens: int) -> Sequence[CachedRun]:
         """Nothing is findable."""
         return ()
 

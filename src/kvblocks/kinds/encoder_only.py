@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvblocks.kinds.base import NEVER, AttentionSpec, CacheableRequest, CacheGroup
+from kvblocks.kinds.base import NEVER, AttentionSpec, CacheableRequest, CachedRun, CacheGroup
 
 
 class EncoderOnlyGroup(CacheGroup):
@@ -38,7 +38,7 @@ class EncoderOnlyGroup(CacheGroup):
     def allocate(self, request: CacheableRequest, num_slots: int, num_main_tokens: int) -> list[int]:
         return []
 
-    def cache(self, request: CacheableRequest, num_tokens: int) -> Sequence[int]:
+    def cache(self, request: CacheableRequest, num_tokens: int) -> Sequence[CachedRun]:
         """Nothing is findable."""
         return ()
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from kvblocks.kinds.base import AttentionSpec, CacheableRequest, CacheGroup
+from kvblocks.kinds.base import AttentionSpec, CacheableRequest, CachedRun, CacheGroup, GroupContext, KVCacheSpec
 
 
 class FullAttentionGroup(CacheGroup):
@@ -14,6 +14,10 @@ class FullAttentionGroup(CacheGroup):
 
     supports_fine_hits = True
     downward_closed = True
+
+    def __init__(self, spec: KVCacheSpec, context: GroupContext) -> None:
+        super().__init__(spec, context)
+        self._ends_this_step: set[int] = set()  # blocks that hold a prompt's end which this step computes
 
     @property
     def drop_tokens(self) -> int:
@@ -43,29 +47,40 @@ class FullAttentionGroup(CacheGroup):
     def _extend_into_block(
         cls, peers: Sequence[Self], runs: list[list[int]], block_hashes: Sequence[bytes], tokens: int, max_tokens: int
     ) -> int:
-        """Look for the longest prefix that ends inside the block after `tokens`, and enter its block in `runs`."""
+        """Look for the longest prefix that ends inside the block after `tokens`, and enter its block in `runs`.
+
+        Such a block is copied before the step runs, so what this very step computes cannot be used yet.
+        """
         first = peers[0]
         unit = first.context.hash_block_size
         start = tokens // unit
         end = min(max_tokens // unit, start + first.hashes_per_block - 1, len(block_hashes))
         for units in range(end, start, -1):
             found = [peer.index.get(block_hashes[units - 1]) for peer in peers]
-            if None not in found:
+            if None not in found and not any(b in p._ends_this_step for p, b in zip(peers, found, strict=True)):
                 for run, block in zip(runs, found, strict=True):
                     run[tokens // first.block_size :] = [block]  # type: ignore[list-item]
                 return units * unit
         return tokens
 
-    def cache(self, request: CacheableRequest, num_tokens: int) -> Sequence[int]:
+    def cache(self, request: CacheableRequest, num_tokens: int) -> Sequence[CachedRun]:
         """Every full block; and, where hashes are finer than blocks, the prompt's end inside its last block."""
-        positions = super().cache(request, num_tokens)
-        if self.hashes_per_block > 1:
-            end = self._prompt_end(request)
-            if end % self.block_size and end <= num_tokens:
-                table = self.tables[request.request_id]
-                block_hash = request.block_hashes[end // self.context.hash_block_size - 1]
-                self.pool.cache_partial(self.group_id, table[end // self.block_size], block_hash, end)
-        return positions
+        runs = super().cache(request, num_tokens)
+        if self.hashes_per_block == 1:
+            return runs
+        end, unit = self._prompt_end(request), self.context.hash_block_size
+        if end % self.block_size == 0 or end > num_tokens:
+            return runs
+        block = self.tables[request.request_id][end // self.block_size]
+        block_hash = request.block_hashes[end // unit - 1]
+        if not self.pool.cache_partial(self.group_id, block, block_hash, end):
+            return runs
+        if self.context.fine_hits:
+            self._ends_this_step.add(block)
+        return (*runs, CachedRun(end - unit, unit, (block,), (block_hash,)))
+
+    def new_step_starts(self) -> None:
+        self._ends_this_step.clear()
 
     def _prompt_end(self, request: CacheableRequest) -> int:
         """Where the same prompt sent again could resume: the end of its last hash unit, in tokens.

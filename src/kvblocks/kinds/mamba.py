@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from kvblocks.errors import UsageError
-from kvblocks.kinds.base import CacheableRequest, CacheGroup, GroupContext, KVCacheSpec, blocks_for
+from kvblocks.kinds.base import CacheableRequest, CachedRun, CacheGroup, GroupContext, KVCacheSpec, blocks_for
 from kvblocks.pool import NULL_BLOCK
 
 
@@ -179,25 +179,28 @@ class CheckpointGroup(StateGroup):
             table += self.pool.allocate(length - len(table))
         return table[before:]
 
-    def cache(self, request: CacheableRequest, num_tokens: int) -> Sequence[int]:
+    def cache(self, request: CacheableRequest, num_tokens: int) -> Sequence[CachedRun]:
         """The checkpoints among the newly full positions; and again the one where a replay would resume.
 
         That one is entered again, if it is the last full position, in case its content was evicted on purpose while
         the state is still here (vLLM does so where groups are combined).
         """
-        positions = super().cache(request, num_tokens)
-        table = self.tables[request.request_id]
-        self._new_this_step.update(table[at] for at in positions)
+        runs = super().cache(request, num_tokens)
+        for run in runs:
+            self._new_this_step.update(run.blocks)
         if self.context.cache_step == 1:
-            return positions
-        retention = self.context.retention
+            return runs
+        retention, size = self.context.retention, self.block_size
         steps = (request.num_prompt_tokens - 1) // retention.alignment - retention.resend_steps_back
         resume = steps * retention.alignment
-        at = resume // self.block_size - 1
-        if 0 <= at == num_tokens // self.block_size - 1 and table[at] != NULL_BLOCK:
-            block_hash = self.hashes_of_blocks(request.block_hashes, at, at + 1)[0]
-            self.pool.cache_partial(self.group_id, table[at], block_hash, resume)
-        return positions
+        at = resume // size - 1
+        block = self.tables[request.request_id][at] if 0 <= at == num_tokens // size - 1 else NULL_BLOCK
+        if block == NULL_BLOCK:
+            return runs
+        (block_hash,) = self.hashes_of_blocks(request.block_hashes, at, at + 1)
+        if not self.pool.cache_partial(self.group_id, block, block_hash, resume):
+            return runs
+        return (*runs, CachedRun(resume - size, size, (block,), (block_hash,)))
 
     def worth_caching(self, request: CacheableRequest, start: int, end: int) -> set[int] | None:
         """The states at the points that retention keeps."""

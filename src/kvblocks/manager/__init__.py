@@ -1,5 +1,6 @@
 """The manager: every allocation, prefix hit and free of every request passes through it."""
 
+from kvblocks.kinds import CachedRun
 from kvblocks.manager.blocks import BlockCopy, DecodeSlots, KVCacheBlocks, PrefixHit
 from kvblocks.manager.manager import KVCacheManager
 from kvblocks.manager.observer import Admission, Observer, Observers
@@ -8,6 +9,7 @@ from kvblocks.manager.request import Request, RequestStatus, TokenRequest
 __all__ = [
     "Admission",
     "BlockCopy",
+    "CachedRun",
     "DecodeSlots",
     "KVCacheBlocks",
     "KVCacheManager",

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from kvblocks.errors import IntegrityError, UsageError
-from kvblocks.kinds import CacheGroup, KVCacheSpec, PrefixLookup, make_groups
-from kvblocks.manager.blocks import DecodeSlots, KVCacheBlocks, PrefixHit
+from kvblocks.kinds import CachedRun, CacheGroup, KVCacheSpec, PrefixLookup, make_groups
+from kvblocks.manager.blocks import BlockCopy, DecodeSlots, KVCacheBlocks, PrefixHit
 from kvblocks.manager.misuse import check_allocation, check_cache
 from kvblocks.manager.observer import Admission, Observer
 from kvblocks.manager.request import Request
@@ -325,19 +325,16 @@ class KVCacheManager:
         quiet = self.max_model_len + 1
         for group in self.groups:
             if self.enable_caching:
-                positions = group.cache(request, group.cacheable_tokens(num_tokens))
-                if positions and self._observer is not None:
-                    self._tell_cached(request, group, positions)
+                for run in group.cache(request, group.cacheable_tokens(num_tokens)):
+                    if self._observer is not None:
+                        self._tell_cached(request, group, run)
             quiet = min(quiet, group.quiet_until(request, self.enable_caching))
         self._quiet_until[request.request_id] = quiet
 
-    def _tell_cached(self, request: Request, group: CacheGroup, positions: Sequence[int]) -> None:
-        table = group.tables[request.request_id]
-        hashes = [group.hashes_of_blocks(request.block_hashes, at, at + 1)[0] for at in positions]
+    def _tell_cached(self, request: Request, group: CacheGroup, run: CachedRun) -> None:
         assert self._observer is not None
-        self._observer.on_cache(
-            request, group.group_id, group.block_size, positions, [table[at] for at in positions], hashes
-        )
+        parent = request.block_hashes[run.start // group.context.hash_block_size - 1] if run.start else None
+        self._observer.on_cache(request, group.group_id, run, parent)
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Make the full blocks among the first `num_computed_tokens` tokens findable, each once.
@@ -390,10 +387,22 @@ class KVCacheManager:
         for group in self.groups:
             group.remove_skipped_blocks(request_id, num_processed_tokens)
 
-    def new_step_starts(self) -> None:
-        """Tell that a new step is being scheduled: states made findable in the one before can be hit now.
+    def take_kv_cache_block_copies(self) -> tuple[list[BlockCopy], list[int]]:
+        """The copies to make before the next step writes, and the blocks held for them.
 
-        Only groups with checkpoints care.
+        Pass the blocks to `release_blocks` when the copies have been made.
+        """
+        copies = [BlockCopy(*pair) for group in self.groups for pair in group.copies]
+        for group in self.groups:
+            group.copies.clear()
+        held = [block for copy in reversed(copies) for block in (copy.target, copy.source)]
+        self._held.update(held)
+        return copies, held
+
+    def new_step_starts(self) -> None:
+        """Tell that a new step is being scheduled: what the one before made findable can be hit now in any way.
+
+        Needed with checkpoints of states and with `fine_hits`, harmless without.
         """
         for group in self.groups:
             group.new_step_starts()
@@ -419,7 +428,8 @@ class KVCacheManager:
         `pinned` are blocks that the caller itself holds by `block_pool.touch`.
         """
         tables = [table for group in self.groups for table in group.tables.values()]
-        self.block_pool.check([*tables, list(self._held.elements()), list(pinned)])
+        copied = [block for group in self.groups for pair in group.copies for block in pair]
+        self.block_pool.check([*tables, copied, list(self._held.elements()), list(pinned)])
         for group in self.groups:
             group.check()
             strangers = (group.tables.keys() | group.num_cached.keys()) - self.owners.keys()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kvblocks.kinds import CachedRun
 from kvblocks.manager.blocks import PrefixHit
 from kvblocks.manager.request import Request
 
@@ -32,16 +33,8 @@ class Observer:
     def on_refuse(self, request: Request, blocks_needed: int, blocks_free: int) -> None:
         """`allocate_slots` returned None: so many blocks were needed (with the watermark), so many could be had."""
 
-    def on_cache(
-        self,
-        request: Request,
-        group_id: int,
-        block_size: int,
-        positions: Sequence[int],
-        blocks: Sequence[int],
-        hashes: Sequence[bytes],
-    ) -> None:
-        """Full blocks became findable: `blocks[i]` with `hashes[i]` is number `positions[i]` of the request's table."""
+    def on_cache(self, request: Request, group_id: int, run: CachedRun, parent_hash: bytes | None) -> None:
+        """Consecutive blocks of the request became findable; `parent_hash` is the chain's hash just before them."""
 
     def on_evict(self, group_id: int, block_hash: bytes, block: int, last_copy: bool) -> None:
         """A block lost a hash; `last_copy` when no other block of the group bears it now."""
@@ -71,17 +64,9 @@ class Observers(Observer):
         for observer in self.observers:
             observer.on_refuse(request, blocks_needed, blocks_free)
 
-    def on_cache(
-        self,
-        request: Request,
-        group_id: int,
-        block_size: int,
-        positions: Sequence[int],
-        blocks: Sequence[int],
-        hashes: Sequence[bytes],
-    ) -> None:
+    def on_cache(self, request: Request, group_id: int, run: CachedRun, parent_hash: bytes | None) -> None:
         for observer in self.observers:
-            observer.on_cache(request, group_id, block_size, positions, blocks, hashes)
+            observer.on_cache(request, group_id, run, parent_hash)
 
     def on_evict(self, group_id: int, block_hash: bytes, block: int, last_copy: bool) -> None:
         for observer in self.observers:

@@ -229,16 +229,14 @@ class BlockPool:
             group_of[block] = group_id
         self.indexes[group_id].add_many(hashes, blocks)
 
-    def cache_partial(
-        self, group_id: int, block: int, block_hash: bytes, tokens: int, *, replace: bool = False
-    ) -> None:
-        """Make a block findable by a prefix that ends inside it, after `tokens` tokens.
+    def cache_partial(self, group_id: int, block: int, block_hash: bytes, tokens: int) -> bool:
+        """Make a block findable by a prefix that ends inside it, after `tokens` tokens; False when it was already.
 
         The first hash of a block is its primary one. A longer prefix replaces all that the block had; a shorter one is
-        kept beside them as a secondary hash. `replace` always drops what the block had.
+        kept beside them as a secondary hash.
         """
         primary = self.hash_of[block]
-        if primary is not None and (replace or tokens > self.tokens_of[block]):
+        if primary is not None and tokens > self.tokens_of[block]:
             self._forget((block,))
             primary = None
         if primary is None:
@@ -246,29 +244,11 @@ class BlockPool:
             self.tokens_of[block] = tokens
             self.group_of[block] = group_id
         elif primary == block_hash or block_hash in self._extra_hashes.get(block, ()):
-            return
+            return False
         else:
             self._extra_hashes.setdefault(block, []).append(block_hash)
         self.indexes[group_id].add(block_hash, block)
-
-    def move_hashes(self, source: int, target: int) -> None:
-        """Re-point all hashes of `source` to `target`, which bears none: the content was moved, not forgotten."""
-        primary = self.hash_of[source]
-        if primary is None:
-            return
-        if self.hash_of[target] is not None:
-            raise PoolError(f"move_hashes: block {target} bears a hash already; evict it first")
-        index = self.indexes[self.group_of[source]]
-        extra = self._extra_hashes.pop(source, [])
-        for block_hash in (primary, *extra):
-            index.remove(block_hash, source)
-            index.add(block_hash, target)
-        if extra:
-            self._extra_hashes[target] = extra
-        self.hash_of[source] = None
-        self.hash_of[target] = primary
-        self.tokens_of[target] = self.tokens_of[source]
-        self.group_of[target] = self.group_of[source]
+        return True
 
     def is_writable(self, block: int) -> bool:
         """Whether a holder may write into the block: held once, and nobody can hit what it holds."""
