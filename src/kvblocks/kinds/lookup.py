@@ -35,8 +35,7 @@ class _Bucket:
         """How far beyond the candidate to look, so that the hit can equal it after the drop."""
 
     def takes(self, group: CacheGroup) -> bool:
-        first = self.groups[0]
-        return group.spec == first.spec and group.context.is_eagle == first.context.is_eagle
+        return group.spec == self.groups[0].spec
 
 
 class PrefixLookup:

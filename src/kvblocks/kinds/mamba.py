@@ -204,11 +204,11 @@ class CheckpointGroup(StateGroup):
 
     def worth_caching(self, request: CacheableRequest, start: int, end: int) -> set[int] | None:
         """The states at the points that retention keeps."""
-        retention = self.context.retention
-        if retention.is_dense:
+        if self.context.retention.interval is None:
             return None
         size = self.block_size
-        return {point // size - 1 for point in retention.points(request, (start + 1) * size, end * size)}
+        points = self.context.retention.points(request, (start + 1) * size, end * size)
+        return {point // size - 1 for point in points}
 
     def new_step_starts(self) -> None:
         """What was made findable before can be hit from now on."""

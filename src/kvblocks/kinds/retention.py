@@ -21,7 +21,8 @@ class RetentionRequest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The points to keep. `interval`: None keeps all, 0 the replay points and junctions, n every n-th token too."""
+    """The points to keep. `interval`: None keeps all where hits can end, 0 the replay points and junctions, n every
+    n-th token too."""
 
     interval: int | None
     alignment: int
@@ -29,20 +30,23 @@ class Retention:
     resend_steps_back: int = 0
     """With a draft head a hit ends so many alignment units earlier."""
 
-    @property
-    def is_dense(self) -> bool:
-        return self.interval is None
+    def keeps_all_within(self, reach_tokens: int) -> bool:
+        """Whether every block is kept of a kind that keeps `reach_tokens` before each point."""
+        every = self.alignment if self.interval is None else self.interval
+        return 0 < every <= reach_tokens
 
     def points(self, request: RetentionRequest, first: int, last: int) -> set[int]:
         """The token counts in [first, last] at which a hit should be able to end; all aligned."""
         unit, back = self.alignment, self.resend_steps_back
-        resend = (request.num_prompt_tokens - 1) // unit - back
-        points = {max(resend, 0) * unit}
-        if back:
-            points.add(max(request.num_prompt_tokens // unit - back, 0) * unit)  # a longer prompt that extends this one
-        if request.shared_prefix_boundary >= unit:
-            points.add(request.shared_prefix_boundary // unit * unit)
-        if self.interval:
-            start = max(-(-first // self.interval), 1) * self.interval
-            points.update(range(start, last + 1, self.interval))
+        points: set[int] = set()
+        every = unit if self.interval is None else self.interval
+        if every:
+            start = max(-(-first // every), 1) * every
+            points.update(range(start, last + 1, every))
+        if self.interval is not None:
+            points.add(max((request.num_prompt_tokens - 1) // unit - back, 0) * unit)
+            if back:  # a longer prompt that extends this one
+                points.add(max(request.num_prompt_tokens // unit - back, 0) * unit)
+            if request.shared_prefix_boundary >= unit:
+                points.add(request.shared_prefix_boundary // unit * unit)
         return {point for point in points if first <= point <= last}

@@ -47,6 +47,8 @@ def make_groups(
     for i in eagle_groups:
         if not 0 <= i < len(specs):
             raise UsageError(f"eagle_groups names group {i}; groups go from 0 to {len(specs) - 1}")
+    # Groups of one spec are looked up together, so they drop together.
+    eagle_specs = [specs[i] for i in eagle_groups]
     retention = Retention(retention_interval, alignment, 1 if eagle_groups else 0)
     return [
         spec.make_group(
@@ -60,7 +62,7 @@ def make_groups(
                 max_model_len=max_model_len,
                 max_in_flight_tokens=max_model_len if max_in_flight_tokens is None else max_in_flight_tokens,
                 retention=retention,
-                is_eagle=i in eagle_groups,
+                is_eagle=spec in eagle_specs,
             )
         )
         for i, spec in enumerate(specs)

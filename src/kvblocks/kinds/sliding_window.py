@@ -73,15 +73,13 @@ class SlidingWindowGroup(CacheGroup):
 
     def worth_caching(self, request: CacheableRequest, start: int, end: int) -> set[int] | None:
         """The windows before the points that retention keeps."""
-        retention = self.context.retention
-        if retention.is_dense:
-            return None
         size, ahead = self.block_size, int(self.context.is_eagle)
-        reach = (self.window_blocks + 1) * size
+        window, retention = self.window_blocks, self.context.retention
+        if retention.keeps_all_within((window + ahead) * size):
+            return None
         wanted: set[int] = set()
-        for point in retention.points(request, (start - ahead) * size, end * size + reach):
-            last = point // size
-            wanted.update(range(last - self.window_blocks, last + ahead))
+        for point in retention.points(request, (start - ahead) * size, (end + window) * size):
+            wanted.update(range(point // size - window, point // size + ahead))
         return wanted
 
 
