@@ -71,6 +71,8 @@ class GroupContext:
     retention: Retention
     is_eagle: bool
     """A draft head reads this group: hits give up their last unit."""
+    observed: bool
+    """Somebody wants to know what becomes findable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +154,8 @@ class CacheGroup:
     """Whether a hit may end inside a block of this kind."""
     downward_closed: ClassVar[bool] = False
     """Whether every shorter aligned length of a hit is a hit too."""
+    skips_tokens: ClassVar[bool] = False
+    """Whether tokens can stop being needed before the request ends."""
     counts_encoder_tokens: ClassVar[bool] = False
     """Whether the slots of this kind are the encoder's tokens."""
 
@@ -249,12 +253,12 @@ class CacheGroup:
         `hits` are the blocks of its first `num_local_tokens` tokens (when the request is new), `num_adopted_tokens`
         those and the external ones after them. Hit blocks that are free count: they leave the free blocks.
         """
-        required = blocks_for(num_slots, self.block_size)
+        required = -(-num_slots // self.block_size)
         if at_admission and self.max_admission_blocks is not None:
             required = min(required, self.max_admission_blocks)
         held = len(self.tables.get(request.request_id, ()))
         if request.request_id in self.num_cached:
-            return max(required - held, 0)
+            return required - held if required > held else 0
         skipped = self.skipped_tokens(num_adopted_tokens) // self.block_size
         need = max(required - max(skipped, len(hits) + held), 0)
         if hits:
@@ -270,11 +274,13 @@ class CacheGroup:
         Below it a step needs no block, fills none and leaves none behind.
         """
         request_id = request.request_id
-        table = self.tables.get(request_id, ())
-        quiet = len(table) * self.block_size + 1
+        quiet = len(self.tables.get(request_id, ())) * self.block_size + 1
         if caching:
-            cached = (self.num_cached.get(request_id, 0) + 1) * self.block_size
-            quiet = min(quiet, self.tokens_to_cache(cached))
+            until = (self.num_cached.get(request_id, 0) + 1) * self.block_size
+            if self.context.cache_step > 1:
+                until = self.tokens_to_cache(until)
+            if until < quiet:
+                return until
         return quiet
 
     # -- Change ---------------------------------------------------------------------------------------------------
@@ -300,7 +306,7 @@ class CacheGroup:
         table = self.tables.get(request.request_id)
         if table is None:
             table = self.tables[request.request_id] = []
-        missing = blocks_for(num_slots, self.block_size) - len(table)
+        missing = -(-num_slots // self.block_size) - len(table)
         if missing <= 0 and not self._to_copy:
             return []
         copied = self._copy_on_write(request.request_id, table) if self._to_copy else []
@@ -343,31 +349,32 @@ class CacheGroup:
     def cache(self, request: CacheableRequest, num_tokens: int) -> Sequence[CachedRun]:
         """Make the full blocks among the first `num_tokens` (cacheable) tokens findable, each once.
 
-        Returns what became findable now.
+        Returns what became findable now, if the context says that somebody wants to know.
         """
+        size = self.block_size
         start = self.num_cached.get(request.request_id, 0)
-        end = num_tokens // self.block_size
+        end = num_tokens // size
         if end <= start:
             return ()
-        size = self.block_size
+        self.num_cached[request.request_id] = end
         blocks: Sequence[int] = self.tables[request.request_id][start:end]
         hashes = self.hashes_of_blocks(request.block_hashes, start, end)
-        self.num_cached[request.request_id] = end
         wanted = self.worth_caching(request, start, end)
         if wanted is None and NULL_BLOCK not in blocks:
             self.pool.cache(self.group_id, blocks, hashes, range((start + 1) * size, (end + 1) * size, size))
-            return (CachedRun(start * size, size, blocks, hashes),)
+            return (CachedRun(start * size, size, blocks, hashes),) if self.context.observed else ()
+        keep = [i for i in range(end - start) if blocks[i] != NULL_BLOCK and (wanted is None or start + i in wanted)]
+        ends = [(start + i + 1) * size for i in keep]
+        self.pool.cache(self.group_id, [blocks[i] for i in keep], [hashes[i] for i in keep], ends)
+        if not self.context.observed:
+            return ()
         runs: list[CachedRun] = []
-        for i in range(end - start):
-            if blocks[i] != NULL_BLOCK and (wanted is None or start + i in wanted):
-                first = (start + i) * size
-                self.pool.cache(self.group_id, (blocks[i],), (hashes[i],), (first + size,))
-                if runs and runs[-1].start + len(runs[-1].blocks) * size == first:
-                    runs[-1] = CachedRun(
-                        runs[-1].start, size, [*runs[-1].blocks, blocks[i]], [*runs[-1].hashes, hashes[i]]
-                    )
-                else:
-                    runs.append(CachedRun(first, size, [blocks[i]], [hashes[i]]))
+        for i in keep:
+            if i - 1 in keep:
+                run = runs.pop()
+                runs.append(CachedRun(run.start, size, [*run.blocks, blocks[i]], [*run.hashes, hashes[i]]))
+            else:
+                runs.append(CachedRun((start + i) * size, size, [blocks[i]], [hashes[i]]))
         return runs
 
     def worth_caching(self, request: CacheableRequest, start: int, end: int) -> set[int] | None:

@@ -17,6 +17,8 @@ class ChunkedLocalGroup(CacheGroup):
     Everything left of the next token's chunk counts as a hit without a look-up: no token will read it.
     """
 
+    skips_tokens = True
+
     def __init__(self, spec: ChunkedLocalSpec, context: GroupContext) -> None:
         super().__init__(spec, context)
         self.chunk = spec.attention_chunk_size

@@ -77,7 +77,7 @@ class FullAttentionGroup(CacheGroup):
             return runs
         if self.context.fine_hits:
             self._ends_this_step.add(block)
-        return (*runs, CachedRun(end - unit, unit, (block,), (block_hash,)))
+        return (*runs, CachedRun(end - unit, unit, (block,), (block_hash,))) if self.context.observed else ()
 
     def new_step_starts(self) -> None:
         self._ends_this_step.clear()

@@ -20,6 +20,8 @@ from kvblocks.pool import NULL_BLOCK
 class StateGroup(CacheGroup):
     """Tables of a state without checkpoints: the block of the last token's state, and slots for drafts after it."""
 
+    skips_tokens = True
+
     def __init__(self, spec: MambaSpec, context: GroupContext) -> None:
         super().__init__(spec, context)
         self.num_speculative_blocks = spec.num_speculative_blocks
@@ -185,9 +187,10 @@ class CheckpointGroup(StateGroup):
         That one is entered again, if it is the last full position, in case its content was evicted on purpose while
         the state is still here (vLLM does so where groups are combined).
         """
+        first = self.num_cached.get(request.request_id, 0)
         runs = super().cache(request, num_tokens)
-        for run in runs:
-            self._new_this_step.update(run.blocks)
+        new = self.tables[request.request_id][first : num_tokens // self.block_size]
+        self._new_this_step.update(block for block in new if self.pool.hash_of[block] is not None)
         if self.context.cache_step == 1:
             return runs
         retention, size = self.context.retention, self.block_size
@@ -200,7 +203,7 @@ class CheckpointGroup(StateGroup):
         (block_hash,) = self.hashes_of_blocks(request.block_hashes, at, at + 1)
         if not self.pool.cache_partial(self.group_id, block, block_hash, resume):
             return runs
-        return (*runs, CachedRun(resume - size, size, (block,), (block_hash,)))
+        return (*runs, CachedRun(resume - size, size, (block,), (block_hash,))) if self.context.observed else ()
 
     def worth_caching(self, request: CacheableRequest, start: int, end: int) -> set[int] | None:
         """The states at the points that retention keeps."""

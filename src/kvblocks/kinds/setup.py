@@ -21,6 +21,7 @@ def make_groups(
     eagle_groups: Collection[int],
     retention_interval: int | None,
     fine_hits: bool,
+    observed: bool,
 ) -> list[CacheGroup]:
     """The groups of a manager; see `KVCacheManager` for the arguments. Raises UsageError naming the argument."""
     caching = pool.enable_caching
@@ -63,6 +64,7 @@ def make_groups(
                 max_in_flight_tokens=max_model_len if max_in_flight_tokens is None else max_in_flight_tokens,
                 retention=retention,
                 is_eagle=spec in eagle_specs,
+                observed=observed,
             )
         )
         for i, spec in enumerate(specs)

@@ -19,6 +19,8 @@ class SlidingWindowGroup(CacheGroup):
     A hit needs only the blocks that the next token's window reads; those to their left are null.
     """
 
+    skips_tokens = True
+
     def __init__(self, spec: SlidingWindowSpec | SlidingWindowMLASpec, context: GroupContext) -> None:
         super().__init__(spec, context)
         self.window = spec.sliding_window

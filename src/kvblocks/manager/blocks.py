@@ -9,10 +9,15 @@ from typing import NamedTuple
 class KVCacheBlocks:
     """Block numbers, one sequence per KV-cache group. Treat it as immutable: empty results are one shared object."""
 
-    __slots__ = ("blocks",)
+    __slots__ = ("blocks", "found_at", "found_for")
 
-    def __init__(self, blocks: tuple[Sequence[int], ...]) -> None:
+    def __init__(
+        self, blocks: tuple[Sequence[int], ...], found_for: object = None, found_at: int | None = None
+    ) -> None:
+        """`found_for` and `found_at` mark a prefix hit: the request, and the pool's count of forgotten hashes then."""
         self.blocks = blocks
+        self.found_for = found_for
+        self.found_at = found_at
 
     def get_block_ids(self, allow_none: bool = False) -> tuple[list[int], ...] | None:
         """Fresh lists of the block numbers; None when there is none at all and `allow_none`."""

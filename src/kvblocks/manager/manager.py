@@ -76,7 +76,11 @@ class KVCacheManager:
             eagle_groups=(tuple(eagle_groups) or range(len(groups))) if use_eagle else (),
             retention_interval=retention_interval,
             fine_hits=fine_hits,
+            observed=observer is not None,
         )
+        self.hash_block_size = self.groups[0].context.hash_block_size if self.groups else 1
+        """Granularity of the block hashes that requests must bring, in tokens."""
+        self._skipping_groups = [group for group in self.groups if group.skips_tokens]
         self._lookup = PrefixLookup(self.groups)
         self._observer = observer
         self.block_pool.listener = observer
@@ -121,7 +125,9 @@ class KVCacheManager:
             return self._no_hit
         found = self._lookup.longest_hit(request.block_hashes, request.num_tokens - 1)
         boundary = found.longest_single if found.longest_single > found.num_tokens else 0
-        blocks = self.empty_kv_cache_blocks if not found.num_tokens else KVCacheBlocks(tuple(found.blocks))
+        blocks = self.empty_kv_cache_blocks
+        if found.num_tokens:
+            blocks = KVCacheBlocks(tuple(found.blocks), request, self.block_pool.num_forgotten)
         hit = PrefixHit(blocks, found.num_tokens, boundary)
         if self._observer is not None:
             self._observer.on_lookup(request, hit)
@@ -198,22 +204,21 @@ class KVCacheManager:
         ):
             return self.empty_kv_cache_blocks
 
-        hits = None
-        if new_computed_blocks is not None and new_computed_blocks is not self.empty_kv_cache_blocks:
-            hits = new_computed_blocks.blocks
-        owner = self.owners.get(request.request_id)
+        if new_computed_blocks is self.empty_kv_cache_blocks:
+            new_computed_blocks = None
         check_allocation(
             self,
             request,
-            hits,
-            num_new_tokens=num_new_tokens,
-            num_new_computed_tokens=num_new_computed_tokens,
-            num_lookahead_tokens=num_lookahead_tokens,
-            num_external_computed_tokens=num_external_computed_tokens,
-            num_encoder_tokens=num_encoder_tokens,
-            reserved_blocks=reserved_blocks,
-            delayed=delay_cache_blocks,
+            new_computed_blocks,
+            num_new_tokens,
+            num_new_computed_tokens,
+            num_lookahead_tokens,
+            num_external_computed_tokens,
+            num_encoder_tokens,
+            reserved_blocks,
+            delay_cache_blocks,
         )
+        hits = None if new_computed_blocks is None else new_computed_blocks.blocks
         local = computed + num_new_computed_tokens
         adopted = local + num_external_computed_tokens
         total = min(adopted, self.max_model_len)
@@ -232,15 +237,17 @@ class KVCacheManager:
 
         main = total + num_new_tokens
         slots = min(main + num_lookahead_tokens, self.max_model_len)
-        if owner is not None:
-            self.remove_skipped_blocks(request.request_id, max(0, total - request.num_in_flight_tokens))
+        for group in self._skipping_groups:
+            group.remove_skipped_blocks(request.request_id, max(0, total - request.num_in_flight_tokens))
         need = self._blocks_needed(request, slots, main, hits, local, adopted, num_encoder_tokens)
         if need + watermark > pool.num_free - reserved_blocks:
             self._tell_refused(request, need + watermark, pool.num_free - reserved_blocks)
             return None
 
         # Everything is checked; from here on nothing fails.
-        self.owners[request.request_id] = request
+        admitted = request.request_id not in self.owners
+        if admitted:
+            self.owners[request.request_id] = request
         if hits is not None or num_external_computed_tokens:
             self._adopt(request, hits, local, adopted, num_external_computed_tokens > 0)
         new_blocks = tuple(
@@ -253,9 +260,7 @@ class KVCacheManager:
             self._cache(request, min(total + num_new_tokens, request.num_tokens))
         result = KVCacheBlocks(new_blocks) if any(new_blocks) else self.empty_kv_cache_blocks
         if self._observer is not None:
-            admission = None
-            if owner is None:
-                admission = Admission(num_new_computed_tokens, num_external_computed_tokens)
+            admission = Admission(num_new_computed_tokens, num_external_computed_tokens) if admitted else None
             self._observer.on_allocate(request, new_blocks, admission)
         return result
 
@@ -322,13 +327,16 @@ class KVCacheManager:
 
     def _cache(self, request: Request, num_tokens: int) -> None:
         """Make full blocks findable, and note until when there is nothing more to do for the request."""
+        caching = self.enable_caching
         quiet = self.max_model_len + 1
         for group in self.groups:
-            if self.enable_caching:
-                for run in group.cache(request, group.cacheable_tokens(num_tokens)):
-                    if self._observer is not None:
-                        self._tell_cached(request, group, run)
-            quiet = min(quiet, group.quiet_until(request, self.enable_caching))
+            if caching:
+                runs = group.cache(request, group.cacheable_tokens(num_tokens))
+                for run in runs:
+                    self._tell_cached(request, group, run)
+            until = group.quiet_until(request, caching)
+            if until < quiet:
+                quiet = until
         self._quiet_until[request.request_id] = quiet
 
     def _tell_cached(self, request: Request, group: CacheGroup, run: CachedRun) -> None:
@@ -384,7 +392,7 @@ class KVCacheManager:
 
     def remove_skipped_blocks(self, request_id: str, num_processed_tokens: int) -> None:
         """Free the request's blocks that no token after the first `num_processed_tokens` reads."""
-        for group in self.groups:
+        for group in self._skipping_groups:
             group.remove_skipped_blocks(request_id, num_processed_tokens)
 
     def take_kv_cache_block_copies(self) -> tuple[list[BlockCopy], list[int]]:

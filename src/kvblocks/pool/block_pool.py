@@ -55,6 +55,7 @@ class BlockPool:
         "listener",
         "num_blocks",
         "num_evicted",
+        "num_forgotten",
         "ref_count",
         "tokens_of",
     )
@@ -80,6 +81,8 @@ class BlockPool:
         self.listener: EvictionListener | None = None
         self.num_evicted = 0
         """Blocks whose content was given up to make room, since the start."""
+        self.num_forgotten = 0
+        """Times that content was forgotten, for whatever reason; what was found at one count is valid at the same."""
         self._blank = list(range(num_blocks - 1, 0, -1))  # a stack: the end is handed out first
         self._cached: EvictionPolicy = LRU() if policy is None else policy
         self.ref_count = [0] * num_blocks
@@ -162,17 +165,18 @@ class BlockPool:
                 ref_count[block] = 1
                 revived.append(block)
         if revived:
-            self._revive(revived)
+            if None in map(self.hash_of.__getitem__, revived):
+                revived = self._take_blank(revived)
+            self._cached.remove(revived)
 
-    def _revive(self, blocks: list[int]) -> None:
-        """Take free blocks, whose count has been set, out of the free structures."""
-        hash_of = self.hash_of
-        for block in [block for block in blocks if hash_of[block] is None]:
-            # Only a pin by number gets here: nobody hits a block without content. So a scan is good enough.
-            if block in self._blank:
-                self._blank.remove(block)
-                blocks.remove(block)
-        self._cached.remove(blocks)
+    def _take_blank(self, blocks: list[int]) -> list[int]:
+        """Take the blank ones of these blocks off the stack; the others.
+
+        Only a pin by number gets here, since nobody hits a block without content. So a scan is good enough.
+        """
+        blank = set(blocks).intersection(self._blank)
+        self._blank = [block for block in self._blank if block not in blank]
+        return [block for block in blocks if block not in blank]
 
     def free(self, blocks: Sequence[int]) -> None:
         """Take one holder from each block. Those without holders become free, in the order given.
@@ -217,6 +221,7 @@ class BlockPool:
         that bears a hash of as many tokens or more must not be given: a table's blocks are registered once.
         """
         hash_of, tokens_of, group_of = self.hash_of, self.tokens_of, self.group_of
+        index = self.indexes[group_id]
         for block, block_hash, end in zip(blocks, hashes, tokens, strict=True):
             if hash_of[block] is not None:
                 if tokens_of[block] >= end:
@@ -227,7 +232,10 @@ class BlockPool:
             hash_of[block] = block_hash
             tokens_of[block] = end
             group_of[block] = group_id
-        self.indexes[group_id].add_many(hashes, blocks)
+        if len(blocks) == 1:
+            index.add(hashes[0], blocks[0])
+        else:
+            index.add_many(hashes, blocks)
 
     def cache_partial(self, group_id: int, block: int, block_hash: bytes, tokens: int) -> bool:
         """Make a block findable by a prefix that ends inside it, after `tokens` tokens; False when it was already.
@@ -291,6 +299,7 @@ class BlockPool:
                     last_copy = indexes[group_id].remove(extra, block)
                     if listener is not None:
                         listener.on_evict(group_id, extra, block, last_copy)
+        self.num_forgotten += forgotten
         return forgotten
 
     def reset(self) -> bool:
@@ -302,6 +311,7 @@ class BlockPool:
             return False
         self.hash_of = [None] * self.num_blocks
         self._extra_hashes.clear()
+        self.num_forgotten += 1
         for index in self.indexes:
             index.clear()
         return True

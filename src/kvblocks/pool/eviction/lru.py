@@ -40,8 +40,11 @@ class LRU:
 
     def remove(self, blocks: Sequence[int]) -> None:
         stale = self._stale
-        for block in blocks:
-            stale[block] = stale.get(block, 0) + 1
+        if stale.keys().isdisjoint(blocks):
+            stale.update(dict.fromkeys(blocks, 1))
+        else:
+            for block in blocks:
+                stale[block] = stale.get(block, 0) + 1
         self._num_stale += len(blocks)
         if self._num_stale > _COMPACT_BELOW and self._num_stale * 2 > len(self._queue):
             self._queue = deque(self.peek())
