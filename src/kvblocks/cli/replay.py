@@ -1,0 +1,312 @@
+"""`kvblocks replay`: run a recorded trace through the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from kvblocks import __version__
+from kvblocks.cli import printable
+from kvblocks.cli.output import check_writable, write_json
+from kvblocks.cli.sizes import parse_bytes, parse_counts
+from kvblocks.errors import UsageError
+from kvblocks.replay import Replay, ReplaySettings, RunResult, StepCost, replay
+from kvblocks.scheduling import SchedulerConfig
+from kvblocks.traces import TraceRequest, open_traces
+
+HELP = """Run a recorded request trace through scheduler and KV cache, without a model.
+
+Prints how many prompt tokens the cache would have held, at one or several cache sizes.
+
+\b
+  kvblocks trace generate chat --output chat.jsonl
+  kvblocks replay chat.jsonl --num-blocks 1024,4096,16384
+  kvblocks replay trace.jsonl --kv-memory 40GiB --bytes-per-token 131072
+  kvblocks replay trace.jsonl --serial --num-blocks 8193 --json -
+  zcat trace.jsonl.gz | kvblocks replay - --num-blocks 8193 --report replay.html
+
+By default requests arrive when the trace says and the scheduler batches them against a simulated clock. With --serial
+each request runs alone, in trace order: what remains is the cache and its eviction order.
+
+Exit codes: 0 done, 2 bad input or usage, 130 interrupted (what was known so far has been printed).
+"""
+
+MODEL = "Scheduler and step-cost model (timed replay)"
+CACHE = "Cache"
+INPUT = "Input"
+OUTPUT = "Output"
+
+
+def command(
+    paths: Annotated[
+        list[str], typer.Argument(metavar="TRACE...", help="Trace files or directories of them; - is standard input.")
+    ],
+    num_blocks: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--num-blocks",
+            metavar="N[,N...]",
+            help="Blocks of the cache, the null block included. Repeat it or separate by commas for several sizes.",
+            rich_help_panel=CACHE,
+        ),
+    ] = None,
+    kv_memory: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SIZE", help="Cache size as memory (40GiB), with --bytes-per-token.", rich_help_panel=CACHE
+        ),
+    ] = None,
+    bytes_per_token: Annotated[
+        int | None,
+        typer.Option(min=1, help="KV-cache bytes of one token, all layers together.", rich_help_panel=CACHE),
+    ] = None,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens per block.", rich_help_panel=CACHE)] = 16,
+    hash_algorithm: Annotated[
+        Literal["sha256", "xxh3_128", "blake3"], typer.Option(help="How blocks are hashed.", rich_help_panel=CACHE)
+    ] = "sha256",
+    serial: Annotated[bool, typer.Option("--serial", help="One request at a time, in trace order; no clock.")] = False,
+    outputs: Annotated[
+        bool, typer.Option("--outputs/--no-outputs", help="Whether generated tokens take blocks.")
+    ] = True,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Read this many requests at most.", rich_help_panel=INPUT)
+    ] = None,
+    trace_format: Annotated[
+        str | None, typer.Option("--format", help="Trace format; detected when left out.", rich_help_panel=INPUT)
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|DIR", help="tokenizer.json for traces that hold text.", rich_help_panel=INPUT),
+    ] = None,
+    skip_bad_lines: Annotated[
+        bool,
+        typer.Option(
+            "--skip-bad-lines", help="Leave out lines that cannot be read, and count them.", rich_help_panel=INPUT
+        ),
+    ] = False,
+    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens per step.", rich_help_panel=MODEL)] = 8192,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests running at once.", rich_help_panel=MODEL)] = 256,
+    chunked_prefill: Annotated[
+        bool, typer.Option(help="Whether long prompts are cut into chunks.", rich_help_panel=MODEL)
+    ] = True,
+    scheduling_policy: Annotated[
+        Literal["fcfs", "priority"], typer.Option(help="Who goes first.", rich_help_panel=MODEL)
+    ] = "fcfs",
+    full_sequence_must_fit: Annotated[
+        bool, typer.Option(help="Admit a request only when all of it fits.", rich_help_panel=MODEL)
+    ] = True,
+    watermark: Annotated[
+        float, typer.Option(help="Share of blocks that admissions leave free while others run.", rich_help_panel=MODEL)
+    ] = 0.0,
+    prefill_tokens_per_s: Annotated[
+        float, typer.Option(help="Prompt tokens computed per second.", rich_help_panel=MODEL)
+    ] = 20_000.0,
+    decode_step_ms: Annotated[
+        float, typer.Option(help="Milliseconds of any step, before its prompt tokens.", rich_help_panel=MODEL)
+    ] = 20.0,
+    json_path: Annotated[
+        str | None,
+        typer.Option(
+            "--json", metavar="FILE|-", help="Write the results as JSON; - is standard output.", rich_help_panel=OUTPUT
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.html", help="Write an HTML page with plots; needs no network.", rich_help_panel=OUTPUT
+        ),
+    ] = None,
+) -> None:
+    settings = ReplaySettings(
+        block_size=block_size,
+        serial=serial,
+        outputs=outputs,
+        hash_algorithm=hash_algorithm,
+        limit=limit,
+        watermark=watermark,
+        scheduler=SchedulerConfig(
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            chunked_prefill=chunked_prefill,
+            policy=scheduling_policy,
+            full_sequence_must_fit=full_sequence_must_fit,
+        ),
+        cost=StepCost(prefill_tokens_per_s=prefill_tokens_per_s, decode_step_s=decode_step_ms / 1000),
+    )
+    sizes = _sizes(num_blocks, kv_memory, bytes_per_token, block_size)
+    check_writable(json_path, "--json")
+    check_writable(report, "--report")
+    if report is not None:
+        import kvblocks.report  # a missing package is told before the replay, not after it
+    console = Console(stderr=json_path == "-", highlight=False)
+    source = _Source(paths, trace_format, tokenizer, skip_bad_lines, spool=not serial and len(sizes) > 1)
+    with _progress(source, len(sizes) if not serial else 1, limit) as on_progress:
+        found = replay(source.open, sizes, settings, analyse=report is not None, on_progress=on_progress)
+    trace = source.describe(found)
+    if json_path is not None:
+        write_json({"kvblocks": __version__, "trace": trace, **found.to_dict()}, json_path)
+    if json_path != "-":
+        _print(console, trace, found, bytes_per_token)
+    if report is not None:
+        data = {"kvblocks": __version__, "trace": trace, **found.to_dict(series=True)}
+        kvblocks.report.write_replay_report(data, report)
+        console.print(f"Report: {printable(str(report))}", markup=False)
+    if found.interrupted:
+        raise typer.Exit(130)
+
+
+def _sizes(
+    num_blocks: list[str] | None, kv_memory: list[str] | None, bytes_per_token: int | None, block_size: int
+) -> list[int]:
+    """The cache sizes in blocks, from whichever way they were given."""
+    if bool(num_blocks) == bool(kv_memory):
+        raise UsageError("give the cache's size: either --num-blocks N, or --kv-memory SIZE with --bytes-per-token B")
+    if num_blocks:
+        return parse_counts(num_blocks, "--num-blocks")
+    if bytes_per_token is None:
+        raise UsageError("--kv-memory needs --bytes-per-token: 2 x layers x KV heads x head size x bytes per number")
+    sizes = []
+    for text in (part for given in kv_memory or () for part in given.split(",")):
+        blocks = parse_bytes(text, "--kv-memory") // (bytes_per_token * block_size)
+        if blocks < 2:
+            raise UsageError(
+                f"--kv-memory {text} holds {blocks} blocks of {block_size} x {bytes_per_token} bytes; give at least "
+                f"{2 * block_size * bytes_per_token} bytes"
+            )
+        sizes.append(blocks)
+    return sizes
+
+
+class _Source:
+    """The trace, opened anew for each pass; standard input is kept for the passes after the first."""
+
+    def __init__(
+        self, paths: list[str], trace_format: str | None, tokenizer: str | None, skip_bad_lines: bool, spool: bool
+    ) -> None:
+        self._open: Callable[[], Any] = lambda: open_traces(
+            paths, format=trace_format, tokenizer=tokenizer, skip_bad_lines=skip_bad_lines
+        )
+        self._paths = paths
+        self._keep = spool and "-" in paths
+        self._kept: list[TraceRequest] | None = None
+        self.trace: Any = None
+
+    def open(self) -> Iterable[TraceRequest]:
+        if self._kept is not None:
+            return self._kept
+        self.trace = self._open()
+        if self._keep:
+            self._kept = list(self.trace)
+            return self._kept
+        return self.trace
+
+    def describe(self, found: Replay) -> dict[str, Any]:
+        skipped = self.trace.skipped
+        return {
+            "paths": self._paths,
+            "format": self.trace.format,
+            "requests": found.num_read,
+            "skipped_lines": skipped.count,
+            "skipped_examples": list(skipped.examples),
+        }
+
+
+@contextmanager
+def _progress(source: _Source, runs: int, limit: int | None) -> Iterator[Callable[[int, int], None] | None]:
+    """A progress bar on standard error, if that is a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[done]:,}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("replay", total=runs, done=0)
+
+        def show(run: int, done: int) -> None:
+            trace = source.trace
+            share = done / limit if limit else 0.0
+            if trace is not None and trace.total_bytes:
+                share = max(share, trace.bytes_read / trace.total_bytes)
+            bar.update(task, completed=run + min(share, 1.0), done=done)
+
+        yield show
+
+
+def _print(console: Console, trace: dict[str, Any], found: Replay, bytes_per_token: int | None) -> None:
+    """The results as a table, and with several sizes a curve."""
+    mode, block_size = found.settings.mode, found.settings.block_size
+    console.print(
+        f"{trace['requests']:,} requests of {', '.join(map(printable, trace['paths']))} ({trace['format']}), "
+        f"{mode} replay, blocks of {block_size} tokens",
+        markup=False,
+        soft_wrap=True,
+    )
+    if trace["skipped_lines"]:
+        console.print(f"{trace['skipped_lines']:,} bad lines were left out, the first: ", end="", markup=False)
+        console.print(printable(trace["skipped_examples"][0]), markup=False, soft_wrap=True)
+    if found.interrupted:
+        console.print("Interrupted: these are the figures so far.", markup=False)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    columns = [
+        "blocks",
+        "tokens",
+        "hit rate",
+        "last half",
+        "hit tokens",
+        "prompt tokens",
+        "evicted",
+        "peak live",
+        "rejected",
+    ]
+    if bytes_per_token is not None:
+        columns.insert(2, "memory")
+    if mode == "timed":
+        columns += ["preempted", "recomputed", "TTFT p50", "p99"]
+    for column in columns:
+        table.add_column(column, justify="right")
+    for run in found.runs:
+        table.add_row(*_row(run, bytes_per_token))
+    console.print(table)
+    if len(found.runs) > 1:
+        console.print()
+        for line in _curve(found.runs):
+            console.print(line, markup=False)
+    for run in found.runs:
+        for reason, count in run.reject_reasons.items():
+            console.print(f"{run.num_blocks:,} blocks: {count:,} rejected, since {reason}", markup=False)
+
+
+def _row(run: RunResult, bytes_per_token: int | None) -> list[str]:
+    tokens = (run.num_blocks - 1) * run.block_size
+    row = [f"{run.num_blocks:,}", f"{tokens:,}"]
+    if bytes_per_token is not None:
+        row.append(f"{tokens * bytes_per_token / 2**30:,.1f} GiB")
+    row += [f"{100 * rate:.1f} %" for rate in (run.hit_rate, run.hit_rate_last_half)]
+    counts = (run.hit_tokens, run.prompt_tokens, run.evicted_blocks, run.peak_live_blocks, run.rejected)
+    row += [f"{count:,}" for count in counts]
+    if run.mode == "timed":
+        ttft = run.to_dict()["ttft_s"]
+        row += [f"{run.preemptions:,}", f"{run.recomputed_tokens:,}"]
+        row += ["-" if ttft[p] is None else f"{ttft[p]:.2f} s" for p in ("p50", "p99")]
+    return row
+
+
+def _curve(runs: list[RunResult]) -> Iterator[str]:
+    """Hit rate against cache size, as bars."""
+    width = max(len(f"{run.num_blocks:,}") for run in runs)
+    yield "hit rate by blocks"
+    for run in runs:
+        bar = "█" * round(50 * run.hit_rate) or "▏"
+        yield f"{run.num_blocks:>{width},} {bar} {100 * run.hit_rate:.1f} %"

@@ -1,0 +1,30 @@
+"""Sizes as people write them: `40GiB`, `8_192`, `512,1024`."""
+
+from __future__ import annotations
+
+import re
+
+from kvblocks.errors import UsageError
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", 1):
+    _UNITS |= {f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power, _letter: 1000**_power}
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """Bytes from `40GiB` (powers of 1024), `40GB` or `40G` (powers of 1000), or a plain number."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text.replace("_", ""))
+    factor = None if match is None else _UNITS.get(match[2].lower())
+    if match is None or factor is None:
+        raise UsageError(f"{option} {text!r} is not a size: write it as 40GiB, 80GB or a number of bytes")
+    return int(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
+
+
+def parse_counts(texts: list[str], option: str) -> list[int]:
+    """Positive whole numbers from repeated or comma-separated options, underscores allowed."""
+    counts = []
+    for part in (part.strip() for text in texts for part in text.split(",")):
+        if not re.fullmatch(r"[0-9][0-9_]*", part) or int(part) < 1 or int(part) >= 2**40:
+            raise UsageError(f"{option} {part!r} is not a positive whole number of blocks, such as 8193")
+        counts.append(int(part))
+    return counts
