@@ -1,0 +1,71 @@
+"""Azure's CSV: arrival time and lengths of LLM requests, no content; nothing of it can be shared.
+
+The format of the Azure LLM inference traces (2023 and 2024): `TIMESTAMP,ContextTokens,GeneratedTokens`.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+from kvblocks.traces.formats import Format, LineParser, ReadOptions, register
+from kvblocks.traces.request import TraceRequest
+from kvblocks.traces.values import BadValue, shown, token_count
+
+HEADER = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
+
+
+def _lines(options: ReadOptions) -> LineParser:
+    start: float | None = None
+
+    def parse(line: bytes, number: int) -> TraceRequest | None:
+        nonlocal start
+        try:
+            fields = [field.strip() for field in line.decode().split(",")]
+        except UnicodeDecodeError as error:
+            raise BadValue(None, "is not UTF-8 text") from error
+        if number == 1 and tuple(fields) == HEADER:
+            return None
+        if len(fields) != len(HEADER):
+            raise BadValue(
+                None, f"has {len(fields)} columns, not the {len(HEADER)} of {','.join(HEADER)}: {shown(fields)}"
+            )
+        record = {name: _number(value) for name, value in zip(HEADER, fields, strict=True)}
+        time = _seconds(fields[0])
+        if start is None:
+            start = time
+        return TraceRequest(
+            request_id=str(number),
+            num_prompt_tokens=token_count(record, "ContextTokens", least=1),
+            num_output_tokens=token_count(record, "GeneratedTokens", least=0),
+            timestamp_s=round(time - start, 9),
+        )
+
+    return parse
+
+
+def _number(value: str) -> int | str:
+    return int(value) if re.fullmatch(r"-?\d{1,18}", value) else value
+
+
+def _seconds(value: str) -> float:
+    """Seconds since 1970. Python's parser takes six fractional digits; the trace has seven."""
+    match = _TIME.fullmatch(value)
+    if match is None:
+        raise BadValue("TIMESTAMP", f"is {shown(value)}; it must look like 2023-11-16 18:17:03.9799600")
+    date, clock, fraction, zone = match.groups()
+    try:
+        moment = datetime.fromisoformat(f"{date}T{clock}{zone or ''}")
+    except ValueError as error:
+        raise BadValue("TIMESTAMP", f"is {shown(value)}: {error}") from error
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return moment.timestamp() + float(f"0.{fraction or 0}")
+
+
+def _looks_like(head: bytes) -> bool:
+    return head.removeprefix(b"\xef\xbb\xbf").startswith(b"TIMESTAMP,ContextTokens,GeneratedTokens")
+
+
+register(Format("azure", _looks_like, lines=_lines))
