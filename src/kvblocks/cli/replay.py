@@ -15,11 +15,11 @@ from rich.table import Table
 from kvblocks import __version__
 from kvblocks.cli import printable
 from kvblocks.cli.output import check_writable, write_json
-from kvblocks.cli.sizes import parse_bytes, parse_counts
+from kvblocks.cli.sizes import parse_bytes, parse_counts, short
 from kvblocks.errors import UsageError
 from kvblocks.replay import Replay, ReplaySettings, RunResult, StepCost, replay
 from kvblocks.scheduling import SchedulerConfig
-from kvblocks.traces import TraceRequest, open_traces
+from kvblocks.traces import MergedTraces, TraceRequest, open_traces
 
 HELP = """Run a recorded request trace through scheduler and KV cache, without a model.
 
@@ -190,13 +190,13 @@ class _Source:
     def __init__(
         self, paths: list[str], trace_format: str | None, tokenizer: str | None, skip_bad_lines: bool, spool: bool
     ) -> None:
-        self._open: Callable[[], Any] = lambda: open_traces(
+        self._open: Callable[[], MergedTraces] = lambda: open_traces(
             paths, format=trace_format, tokenizer=tokenizer, skip_bad_lines=skip_bad_lines
         )
         self._paths = paths
         self._keep = spool and "-" in paths
         self._kept: list[TraceRequest] | None = None
-        self.trace: Any = None
+        self.trace: MergedTraces | None = None
 
     def open(self) -> Iterable[TraceRequest]:
         if self._kept is not None:
@@ -208,6 +208,7 @@ class _Source:
         return self.trace
 
     def describe(self, found: Replay) -> dict[str, Any]:
+        assert self.trace is not None
         skipped = self.trace.skipped
         return {
             "paths": self._paths,
@@ -258,26 +259,13 @@ def _print(console: Console, trace: dict[str, Any], found: Replay, bytes_per_tok
         console.print(printable(trace["skipped_examples"][0]), markup=False, soft_wrap=True)
     if found.interrupted:
         console.print("Interrupted: these are the figures so far.", markup=False)
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    columns = [
-        "blocks",
-        "tokens",
-        "hit rate",
-        "last half",
-        "hit tokens",
-        "prompt tokens",
-        "evicted",
-        "peak live",
-        "rejected",
-    ]
-    if bytes_per_token is not None:
-        columns.insert(2, "memory")
-    if mode == "timed":
-        columns += ["preempted", "recomputed", "TTFT p50", "p99"]
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    columns = [column for column in _COLUMNS[mode] if column != "memory" or bytes_per_token is not None]
     for column in columns:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for run in found.runs:
-        table.add_row(*_row(run, bytes_per_token))
+        cells = _cells(run, bytes_per_token)
+        table.add_row(*(cells[column] for column in columns))
     console.print(table)
     if len(found.runs) > 1:
         console.print()
@@ -288,19 +276,33 @@ def _print(console: Console, trace: dict[str, Any], found: Replay, bytes_per_tok
             console.print(f"{run.num_blocks:,} blocks: {count:,} rejected, since {reason}", markup=False)
 
 
-def _row(run: RunResult, bytes_per_token: int | None) -> list[str]:
+_COMMON = ("blocks", "tokens", "memory", "hit\nrate", "last\nhalf", "hit\ntokens", "evicted\nblocks")
+_COLUMNS = {
+    "serial": (*_COMMON, "peak\nlive", "re-\njected"),
+    "timed": (*_COMMON, "re-\njected", "pre-\nempted", "recom-\nputed", "TTFT\np50", "TTFT\np99"),
+}
+
+
+def _cells(run: RunResult, bytes_per_token: int | None) -> dict[str, str]:
     tokens = (run.num_blocks - 1) * run.block_size
-    row = [f"{run.num_blocks:,}", f"{tokens:,}"]
+    cells = {
+        "blocks": f"{run.num_blocks:,}",
+        "tokens": short(tokens),
+        "hit\nrate": f"{100 * run.hit_rate:.1f}%",
+        "last\nhalf": f"{100 * run.hit_rate_last_half:.1f}%",
+        "hit\ntokens": short(run.hit_tokens),
+        "evicted\nblocks": short(run.evicted_blocks),
+        "peak\nlive": short(run.peak_live_blocks),
+        "re-\njected": f"{run.rejected:,}",
+        "pre-\nempted": f"{run.preemptions:,}",
+        "recom-\nputed": short(run.recomputed_tokens),
+    }
     if bytes_per_token is not None:
-        row.append(f"{tokens * bytes_per_token / 2**30:,.1f} GiB")
-    row += [f"{100 * rate:.1f} %" for rate in (run.hit_rate, run.hit_rate_last_half)]
-    counts = (run.hit_tokens, run.prompt_tokens, run.evicted_blocks, run.peak_live_blocks, run.rejected)
-    row += [f"{count:,}" for count in counts]
-    if run.mode == "timed":
-        ttft = run.to_dict()["ttft_s"]
-        row += [f"{run.preemptions:,}", f"{run.recomputed_tokens:,}"]
-        row += ["-" if ttft[p] is None else f"{ttft[p]:.2f} s" for p in ("p50", "p99")]
-    return row
+        cells["memory"] = f"{tokens * bytes_per_token / 2**30:,.1f} GiB"
+    for percentile in ("p50", "p99"):
+        after_s = run.ttft_s[percentile]
+        cells[f"TTFT\n{percentile}"] = "-" if after_s is None else f"{after_s:.3g}s"
+    return cells
 
 
 def _curve(runs: list[RunResult]) -> Iterator[str]:
@@ -309,4 +311,4 @@ def _curve(runs: list[RunResult]) -> Iterator[str]:
     yield "hit rate by blocks"
     for run in runs:
         bar = "█" * round(50 * run.hit_rate) or "▏"
-        yield f"{run.num_blocks:>{width},} {bar} {100 * run.hit_rate:.1f} %"
+        yield f"{run.num_blocks:>{width},} {bar} {100 * run.hit_rate:.1f}%"

@@ -28,3 +28,14 @@ def parse_counts(texts: list[str], option: str) -> list[int]:
             raise UsageError(f"{option} {part!r} is not a positive whole number of blocks, such as 8193")
         counts.append(int(part))
     return counts
+
+
+def short(count: int) -> str:
+    """A count in at most five characters: 9,999, 12.3k, 4.56M."""
+    if count < 10_000:
+        return f"{count:,}"
+    letter, factor = next(
+        unit for unit in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)) if count >= unit[1]
+    )
+    value = count / factor
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}{letter}"

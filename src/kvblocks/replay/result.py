@@ -129,12 +129,14 @@ class RunResult:
             "interrupted": self.interrupted,
         }
         if self.mode == "timed":
-            data |= {"steps": self.steps, "duration_s": self.duration_s, "ttft_s": self._ttft()}
+            data |= {"steps": self.steps, "duration_s": self.duration_s, "ttft_s": self.ttft_s}
         if series:
             data["series"] = self.series.to_dict()
         return data
 
-    def _ttft(self) -> dict[str, float | None]:
+    @property
+    def ttft_s(self) -> dict[str, float | None]:
+        """Times to first token, in simulated seconds: mean, p50, p90, p99; None where there was none."""
         ordered = sorted(self._ttft_s)
         if not ordered:
             return {"mean": None, "p50": None, "p90": None, "p99": None}

@@ -38,9 +38,7 @@ def _lines(options: ReadOptions) -> LineParser:
 
 
 def _looks_like(head: bytes) -> bool:
-    return {"timestamp", "input_length", "hash_ids"} <= first_object(head).keys() and b"tokens_per_id" not in head[
-        :4096
-    ]
+    return {"timestamp", "input_length", "hash_ids"} <= first_object(head).keys()
 
 
 register(Format("mooncake", _looks_like, lines=_lines))

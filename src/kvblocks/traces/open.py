@@ -205,8 +205,10 @@ def open_traces(
     skipped = Skipped()
     traces: list[Trace] = []
     try:
-        for name in names:
-            traces.append(Trace(name, format=format, encoder=encoder, skip_bad_lines=skip_bad_lines, skipped=skipped))
+        traces.extend(
+            Trace(name, format=format, encoder=encoder, skip_bad_lines=skip_bad_lines, skipped=skipped)
+            for name in names
+        )
     except BaseException:
         for trace in traces:
             trace.close()

@@ -41,7 +41,7 @@ class Source:
         buffered = io.BufferedReader(self._counted, 1 << 16)
         self._stream: IO[bytes] = buffered
         if buffered.peek(2)[:2] == b"\x1f\x8b":
-            self._stream = io.BufferedReader(gzip.GzipFile(fileobj=buffered), 1 << 16)  # type: ignore[arg-type]
+            self._stream = io.BufferedReader(gzip.GzipFile(fileobj=buffered), 1 << 16)
 
     @property
     def bytes_read(self) -> int:
@@ -54,7 +54,7 @@ class Source:
             return self._stream.peek(size)[:size]  # type: ignore[attr-defined,no-any-return]
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Line numbers from 1 and lines without their ends; a byte order mark is dropped, empty lines are passed over."""
+        """Line numbers from 1, and lines without their ends. A byte order mark and empty lines are passed over."""
         number = 0
         while True:
             with self._guard():
