@@ -300,9 +300,14 @@ def _cells(run: RunResult, bytes_per_token: int | None) -> dict[str, str]:
     if bytes_per_token is not None:
         cells["memory"] = f"{tokens * bytes_per_token / 2**30:,.1f} GiB"
     for percentile in ("p50", "p99"):
-        after_s = run.ttft_s[percentile]
-        cells[f"TTFT\n{percentile}"] = "-" if after_s is None else f"{after_s:.3g}s"
+        cells[f"TTFT\n{percentile}"] = _seconds(run.ttft_s[percentile])
     return cells
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}s" if value >= 100 else f"{value:.3g}s"
 
 
 def _curve(runs: list[RunResult]) -> Iterator[str]:

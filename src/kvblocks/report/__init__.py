@@ -1,0 +1,34 @@
+"""HTML reports and plots, from data: one self-contained page that opens without a network."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kvblocks.errors import MissingExtraError, UsageError
+
+try:
+    import plotly  # noqa: F401 - told here, before long work, not when the report is written
+except ImportError as error:
+    raise MissingExtraError("plotly", "report", "an HTML report") from error
+
+from kvblocks.report.page import replay_page
+
+
+def write_replay_report(data: Mapping[str, Any], path: Path) -> None:
+    """Write the page for a replay's data (its JSON with series); whole or not at all.
+
+    Raises UsageError naming the path when it cannot be written.
+    """
+    page = replay_page(data)
+    part = Path(f"{path}.part")
+    try:
+        part.write_text(page, encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        raise UsageError(f"{path}: the report cannot be written: {error.strerror}") from error
+
+
+__all__ = ["replay_page", "write_replay_report"]
