@@ -44,7 +44,7 @@ class SharedPrefixes:
             node.requests += 1
             parent = block_hash
 
-    def to_list(self, most: int = 60) -> list[dict[str, Any]]:
+    def to_list(self, most: int = 30) -> list[dict[str, Any]]:
         """The `most` stretches that save most tokens, parents before children.
 
         A stretch is a run of units that the same requests share; `tokens` is its own length, `label` its place in the

@@ -24,7 +24,7 @@ def _figure(*traces: Any, **layout: Any) -> go.Figure:
         plot_bgcolor="rgba(0,0,0,0)",
         font={"family": "system-ui, sans-serif", "size": 13},
         hovermode="x unified",
-        legend={"orientation": "h", "y": 1.08, "x": 0},
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0},
         template="none",
     )
     figure.update_layout(**layout)
@@ -127,7 +127,8 @@ def reuse_distances(reuse: Data | None, runs: Sequence[Data]) -> go.Figure | Non
     """How far apart the touches of one block are, with the cache sizes beside it."""
     if not reuse or not any(reuse["counts"]):
         return None
-    edges, counts = reuse["edges"], reuse["counts"]
+    first = next(i for i, count in enumerate(reuse["counts"]) if count)
+    edges, counts = reuse["edges"][first:], reuse["counts"][first:]
     total = sum(counts)
     labels = [f"{low:,}-{high - 1:,}" if high - low > 1 else f"{low:,}" for low, high in pairwise(edges)]
     running, shares = 0, []
@@ -147,7 +148,14 @@ def reuse_distances(reuse: Data | None, runs: Sequence[Data]) -> go.Figure | Non
         ),
         xaxis={"title": "other blocks in between", "tickangle": -40},
         yaxis={"title": "touches", "tickformat": ",d"},
-        yaxis2={"overlaying": "y", "side": "right", "tickformat": ".0%", "range": [0, 1.05], "showgrid": False},
+        yaxis2={
+            "overlaying": "y",
+            "side": "right",
+            "tickformat": ".0%",
+            "range": [0, 1.05],
+            "dtick": 0.25,
+            "showgrid": False,
+        },
         margin={"l": 60, "r": 60, "t": 20, "b": 110},
     )
     marked: dict[int, list[str]] = {}
@@ -192,12 +200,23 @@ def shared_prefixes(prefixes: Sequence[Data]) -> go.Figure | None:
             branchvalues="remainder",
             tiling={"orientation": "v"},
             maxdepth=8,
-            marker={"colorscale": "Blues", "line": {"width": 1}},
+            marker={"colors": [_SHADES[min(depth, len(_SHADES) - 1)] for depth in _depths(prefixes)]},
         ),
         hovermode="closest",
         height=420,
         margin={"l": 10, "r": 10, "t": 10, "b": 10},
     )
+
+
+_SHADES = ("#0072B2", "#3D8FC1", "#6BA9CF", "#96C1DD", "#BFD9EA")
+
+
+def _depths(prefixes: Sequence[Data]) -> list[int]:
+    """How many rows stand above each; parents come before their children."""
+    depth: dict[str, int] = {}
+    for row in prefixes:
+        depth[row["id"]] = 0 if row["parent"] is None else depth[row["parent"]] + 1
+    return [depth[row["id"]] for row in prefixes]
 
 
 def _x_title(series: Data) -> str:

@@ -43,7 +43,7 @@ function draw() {
     const place = document.getElementById(id);
     if (place.hidden) continue;
     const layout = Object.assign({}, figure.layout, { font: Object.assign({}, figure.layout.font, { color: ink }) });
-    Plotly.react(place, figure.data, layout, { responsive: true, displaylogo: false });
+    Plotly.react(place, figure.data, layout, { responsive: true, displayModeBar: false });
   }
 }
 document.querySelectorAll("select[data-plots]").forEach(select => select.addEventListener("change", () => {
