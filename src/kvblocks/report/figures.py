@@ -200,6 +200,7 @@ def shared_prefixes(prefixes: Sequence[Data]) -> go.Figure | None:
             branchvalues="remainder",
             tiling={"orientation": "v"},
             maxdepth=8,
+            textfont={"color": ["white" if depth < 2 else "#0d2c40" for depth in _depths(prefixes)]},
             marker={"colors": [_SHADES[min(depth, len(_SHADES) - 1)] for depth in _depths(prefixes)]},
         ),
         hovermode="closest",
