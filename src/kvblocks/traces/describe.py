@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -14,6 +15,8 @@ from kvblocks.traces.request import TraceRequest
 TOKENS_PER_UNIT = 16
 """Token-id prompts are compared in units of so many tokens."""
 NUM_PREFIXES = 5
+_NUM_CANDIDATES = 1000
+_OPTIONAL = ("timestamp_s", "session", "cache_salt", "lora", "priority", "num_output_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +26,25 @@ class TraceSummary:
     requests: int
     sessions: int
     duration_s: float | None
+    """From the first request to the last; None when the trace has no times."""
     requests_per_s: float | None
+    without_timestamp: int
     prompt_tokens: dict[str, float]
     """total, mean, p50, p90, p99, max."""
     output_tokens: dict[str, float]
     content: dict[str, int]
     """How many requests say what their prompt is, and how."""
+    fields: list[str]
+    """What requests say beyond their prompt, in at least one of them."""
+    distinct_units: int
+    """Content units (an id's tokens, or 16 token ids) that differ in content or in what comes before them."""
+    distinct_tokens: int
     reusable_tokens: int
-    """Prompt tokens that an unbounded cache would hold: whole content units after a prefix that came before."""
+    """Prompt tokens that an unbounded cache would hit: whole content units after a prefix that came before, at most
+    all but the prompt's last token, which an engine always computes."""
     reusable_share: float
     shared_prefixes: list[dict[str, int]]
-    """Prefixes that save most: the longest one for a number of requests that share it, in tokens and requests."""
+    """The prefixes that save most, in tokens and requests that have them; one of several that are nearly the same."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -42,32 +53,27 @@ class TraceSummary:
 def describe(requests: Iterable[TraceRequest]) -> TraceSummary:
     """Read all requests; memory grows with the distinct content units only."""
     prompts, outputs = array("q"), array("q")
-    seen: dict[bytes, int] = {}  # prefix -> how many requests share it
-    length_of: dict[bytes, int] = {}
+    prefixes = _Prefixes()
     sessions: set[str] = set()
     content: Counter[str] = Counter()
+    fields: dict[str, None] = {}
     first = last = None
-    reusable = 0
+    reusable = without_timestamp = 0
     for request in requests:
         prompts.append(request.num_prompt_tokens)
         outputs.append(request.num_output_tokens)
         if request.session is not None:
             sessions.add(request.session)
-        if request.timestamp_s is not None:
+        if request.timestamp_s is None:
+            without_timestamp += 1
+        else:
             first = request.timestamp_s if first is None else first
             last = request.timestamp_s
         content[
             "token ids" if request.token_ids is not None else "content ids" if request.block_ids else "length only"
         ] += 1
-        known = 0
-        for prefix, tokens in _prefixes(request):
-            count = seen.get(prefix, 0)
-            seen[prefix] = count + 1
-            if count:
-                known = tokens
-            elif len(length_of) < 2_000_000:
-                length_of[prefix] = tokens
-        reusable += min(known, request.num_prompt_tokens - 1)
+        fields.update((name, None) for name in _OPTIONAL if getattr(request, name) not in (None, 0))
+        reusable += prefixes.add(request)
     total = sum(prompts)
     duration = None if first is None or last is None else last - first
     return TraceSummary(
@@ -75,48 +81,110 @@ def describe(requests: Iterable[TraceRequest]) -> TraceSummary:
         sessions=len(sessions),
         duration_s=duration,
         requests_per_s=len(prompts) / duration if duration else None,
+        without_timestamp=without_timestamp,
         prompt_tokens=_spread(prompts),
         output_tokens=_spread(outputs),
         content=dict(content),
+        fields=[name for name in _OPTIONAL if name in fields],
+        distinct_units=len(prefixes),
+        distinct_tokens=prefixes.num_tokens,
         reusable_tokens=reusable,
         reusable_share=reusable / total if total else 0.0,
-        shared_prefixes=_longest(seen, length_of),
+        shared_prefixes=prefixes.most_saving(),
     )
 
 
-def _prefixes(request: TraceRequest) -> Iterator[tuple[bytes, int]]:
-    """Each whole content unit as a digest of everything up to its end, and that end in tokens."""
-    keys = f"{request.namespace}\0{request.cache_salt}\0{request.lora}".encode("utf-8", "surrogatepass")
-    chain = hashlib.blake2b(keys, digest_size=16)
+class _Prefixes:
+    """Every distinct prefix in whole content units: how long it is, how many requests have it, what it extends.
+
+    A prefix is known by a digest of all that is in it, so that one entry each is all the memory it takes.
+    """
+
+    def __init__(self) -> None:
+        self._number: dict[bytes, int] = {}
+        self._tokens, self._requests = array("I"), array("I")
+        self._parent = array("q")
+        self.num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._number)
+
+    def add(self, request: TraceRequest) -> int:
+        """Count the request's prefixes; how many of its tokens were known before it."""
+        known, parent = 0, -1
+        size = 1
+        for digest, size, tokens in _digests(request):
+            number = self._number.get(digest)
+            if number is None:
+                number = self._number[digest] = len(self._number)
+                self._tokens.append(tokens)
+                self._requests.append(0)
+                self._parent.append(parent)
+                self.num_tokens += size
+            else:
+                known = tokens
+            self._requests[number] += 1
+            parent = number
+        return min(known, (request.num_prompt_tokens - 1) // size * size)
+
+    def most_saving(self) -> list[dict[str, int]]:
+        """The prefixes that save most tokens, without those that are nearly another one.
+
+        In a conversation every turn is a prefix of the next. Of prefixes of which one extends the other, and which
+        about as many requests have (half to double), only the one that saves most is shown.
+        """
+        requests = self._requests
+        inner = bytearray(len(self))  # whether the same requests have a longer prefix in common
+        for number, parent in enumerate(self._parent):
+            if parent >= 0 and requests[number] == requests[parent]:
+                inner[parent] = 1
+        saved = ((self._tokens[i] * (requests[i] - 1), i) for i in range(len(self)) if requests[i] > 1 and not inner[i])
+        chosen: list[int] = []
+        above: list[set[int]] = []
+        for _, candidate in heapq.nlargest(_NUM_CANDIDATES, saved):
+            if len(chosen) == NUM_PREFIXES:
+                break
+            line = set(self._line(candidate))
+            if not any(
+                (other in line or candidate in others)
+                and requests[other] <= 2 * requests[candidate] <= 4 * requests[other]
+                for other, others in zip(chosen, above, strict=True)
+            ):
+                chosen.append(candidate)
+                above.append(line)
+        return [{"tokens": self._tokens[i], "requests": requests[i]} for i in chosen]
+
+    def _line(self, number: int) -> Iterator[int]:
+        """The prefix and all that it extends."""
+        while number >= 0:
+            yield number
+            number = self._parent[number]
+
+
+def _digests(request: TraceRequest) -> Iterator[tuple[bytes, int, int]]:
+    """Each whole content unit: a digest of everything up to its end, its size, and its end in tokens."""
     if request.token_ids is not None:
-        whole = len(request.token_ids) // TOKENS_PER_UNIT * TOKENS_PER_UNIT
-        data, size, step = array("I", request.token_ids[:whole]).tobytes(), TOKENS_PER_UNIT, 4 * TOKENS_PER_UNIT
+        space, size = "", TOKENS_PER_UNIT
+        whole = len(request.token_ids) // size
+        data, step = array("I", request.token_ids[: whole * size]).tobytes(), 4 * size
     elif request.block_ids:
-        size = request.tokens_per_id
+        space, size = request.namespace, request.tokens_per_id
         whole = min(len(request.block_ids), request.num_prompt_tokens // size)
         data, step = array("Q", request.block_ids[:whole]).tobytes(), 8
     else:
         return
+    keys = repr((space, size, request.cache_salt, request.lora)).encode("utf-8", "surrogatepass")
+    chain = hashlib.blake2b(keys, digest_size=16)
     for at in range(0, len(data), step):
         chain.update(data[at : at + step])
-        yield chain.copy().digest(), (at // step + 1) * size
+        yield chain.copy().digest(), size, (at // step + 1) * size
 
 
 def _spread(values: array[int]) -> dict[str, float]:
+    """Total, mean, maximum and nearest-rank percentiles."""
     if not values:
         return dict.fromkeys(("total", "mean", "p50", "p90", "p99", "max"), 0.0)
     ordered = sorted(values)
-    at = {f"p{p}": ordered[min(len(ordered) - 1, len(ordered) * p // 100)] for p in (50, 90, 99)}
+    at = {f"p{p}": ordered[-(-len(ordered) * p // 100) - 1] for p in (50, 90, 99)}
     total = sum(ordered)
     return {"total": total, "mean": total / len(ordered), **at, "max": ordered[-1]}
-
-
-def _longest(seen: dict[bytes, int], length_of: dict[bytes, int]) -> list[dict[str, int]]:
-    """The longest prefix for each of the most common counts: the end of every stretch that the same requests share."""
-    best: dict[int, int] = {}
-    for prefix, tokens in length_of.items():
-        count = seen[prefix]
-        if count > 1 and tokens > best.get(count, 0):
-            best[count] = tokens
-    rows = sorted(best.items(), key=lambda row: -row[0] * row[1])
-    return [{"tokens": tokens, "requests": count} for count, tokens in rows[:NUM_PREFIXES]]

@@ -17,10 +17,11 @@ from kvblocks.traces.values import BadValue, shown
 
 TRACE_SUFFIXES = (".json", ".jsonl", ".csv", ".gz")
 """What counts as a trace in a directory."""
+NUM_EXAMPLES = 5
 
 
 class Skipped:
-    """Lines that were left out, with the first few messages."""
+    """Lines that were left out: how many, and the messages of the first few."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -28,15 +29,15 @@ class Skipped:
 
     def add(self, error: TraceError) -> None:
         self.count += 1
-        if len(self.examples) < 5:
+        if len(self.examples) < NUM_EXAMPLES:
             self.examples.append(str(error))
 
 
 class Trace:
     """One trace, streamed: iterate over it once. Requests come in time order; a line that breaks it is a bad line.
 
-    Bad lines raise TraceError, or are counted in `skipped`. `bytes_read` and `total_bytes` (None for standard input)
-    tell how far it is.
+    Bad lines raise TraceError, or are counted in `skipped`. `bytes_read` and `total_bytes` (None for what has no size,
+    such as standard input) tell how far it is. Made by `open_trace`.
     """
 
     def __init__(
@@ -45,25 +46,38 @@ class Trace:
         *,
         format: str | None = None,  # noqa: A002 - the command line's name
         encoder: TextEncoder | None = None,
+        tokens_per_id: int | None = None,
         skip_bad_lines: bool = False,
         skipped: Skipped | None = None,
+        needs_timestamps: bool = False,
     ) -> None:
+        if format is not None and format not in FORMATS:
+            raise UsageError(f"--format {shown(format)} is unknown: choose one of {', '.join(FORMATS)}")
+        self._given_path = path
         self._source = Source(path)
         self.path = self._source.path
-        self.skipped = skipped or Skipped()
+        self.skipped = Skipped() if skipped is None else skipped
+        self.total_bytes = self._source.total_bytes
         self._skip = skip_bad_lines
-        self._options = ReadOptions(self.path, encoder)
+        self._options = ReadOptions(self.path, encoder, tokens_per_id)
+        self._needs_timestamps = needs_timestamps
+        self._started = False
         try:
-            self._format = _choose(self._source, format)
+            self._format = _detect(self._source) if format is None else FORMATS[format]
         except BaseException:
-            self._source.close()
+            self.close()
             raise
         self.format = self._format.name
-        self.total_bytes = self._source.total_bytes
+        if self._format.document is not None and self._source.is_regular_file:
+            self._source.close()  # many small files may be opened at once; this one is read in one go later
 
     @property
     def bytes_read(self) -> int:
         return self._source.bytes_read
+
+    def close(self) -> None:
+        """Close the file; safe to call again."""
+        self._source.close()
 
     def __enter__(self) -> Self:
         return self
@@ -73,48 +87,43 @@ class Trace:
     ) -> None:
         self.close()
 
-    def close(self) -> None:
-        self._source.close()
-
     def __iter__(self) -> Iterator[TraceRequest]:
-        last: tuple[float, int | None] | None = None
-        requests = 0
+        """Read the requests. Raises TraceError for a bad line, and for a trace without any request."""
+        if self._started:
+            raise UsageError(f"{self.path}: a trace is read once; open it again to read it again")
+        self._started = True
+        return self._requests()
+
+    def _requests(self) -> Iterator[TraceRequest]:
+        num_requests = 0
+        order = _Order(self.path, self._format, self._needs_timestamps)
         try:
             for line, item in self._items():
-                error = None
                 if isinstance(item, BadValue):
                     error = TraceError(self.path, str(item), line=line, field=item.field)
-                elif item.timestamp_s is not None and last is not None and item.timestamp_s < last[0]:
-                    error = TraceError(
-                        self.path,
-                        f"{item.timestamp_s} s comes after {last[0]} s; sort the trace by time first",
-                        line=line,
-                        field="timestamp",
-                    )
-                if error is not None:
-                    if not self._skip:
-                        raise error
-                    self.skipped.add(error)
+                elif (fault := order.fault(item, line)) is not None:
+                    error = fault
+                else:
+                    num_requests += 1
+                    yield item
                     continue
-                assert isinstance(item, TraceRequest)
-                if item.timestamp_s is not None:
-                    last = (item.timestamp_s, line)
-                requests += 1
-                yield item
+                if not self._skip:
+                    raise error
+                self.skipped.add(error)
         finally:
             self.close()
-        if not requests:
-            raise TraceError(
-                self.path,
-                f"has no request that can be read ({self.skipped.count} bad lines were left out)"
-                if self.skipped.count
-                else "has no request",
-            )
+        if not num_requests:
+            left_out = f" that can be read ({self.skipped.count} bad lines were left out)" if self.skipped.count else ""
+            raise TraceError(self.path, f"has no request{left_out}; a trace has at least one")
 
     def _items(self) -> Iterator[tuple[int | None, TraceRequest | BadValue]]:
         if self._format.document is not None:
+            if self._source.closed:
+                self._source = Source(self._given_path)
+            data = self._source.read()
+            self._source.close()
             try:
-                for item in self._format.document(self._source.read(), self._options):
+                for item in self._format.document(data, self._options):
                     yield None, item
             except BadValue as error:  # about the file as a whole, so there is nothing to go on with
                 raise TraceError(self.path, str(error), field=error.field) from error
@@ -122,6 +131,9 @@ class Trace:
         assert self._format.lines is not None
         parse = self._format.lines(self._options)
         for number, line in self._source.lines():
+            if isinstance(line, BadValue):
+                yield number, line
+                continue
             try:
                 request = parse(line, number)
             except BadValue as error:
@@ -131,13 +143,44 @@ class Trace:
                     yield number, request
 
 
-def _choose(source: Source, name: str | None) -> Format:
-    if name is not None:
-        if name not in FORMATS:
-            raise UsageError(f"--format {shown(name)} is unknown: choose one of {', '.join(FORMATS)}")
-        return FORMATS[name]
+class _Order:
+    """Holds that a trace is in time order, and that all of its requests have a time or none has."""
+
+    def __init__(self, path: str, found: Format, needs_timestamps: bool) -> None:
+        self._path = path
+        self._format = found
+        self._has_times = True if needs_timestamps else None
+        self._last_s = float("-inf")
+        self._last_line: int | None = None
+
+    def fault(self, request: TraceRequest, line: int | None) -> TraceError | None:
+        """What is wrong with the request's time. A request without fault becomes the one before the next."""
+        time_s = request.timestamp_s
+        message = None
+        if self._has_times is None:
+            self._has_times = time_s is not None
+        if time_s is None:
+            if self._has_times:
+                message = "is missing; give every request a timestamp (a single trace may also have none at all)"
+        elif not self._has_times:
+            message = f"is {time_s:.12g} s, but the requests before have none; give every request one, or none"
+        elif time_s < self._last_s:
+            before = "the request before" if self._last_line is None else f"line {self._last_line}"
+            message = (
+                f"is {time_s:.12g} s, before the {self._last_s:.12g} s of {before}; "
+                f"sort the trace by time, as in: {self._format.sort_command}"
+            )
+        if message is not None:
+            return TraceError(self._path, message, line=line, field="timestamp")
+        if time_s is not None:
+            self._last_s, self._last_line = time_s, line
+        return None
+
+
+def _detect(source: Source) -> Format:
+    """The format that a file's beginning speaks for."""
     head = source.head()
-    if not head.strip():
+    if not head.removeprefix(b"\xef\xbb\xbf").strip():
         raise TraceError(source.path, "is empty; a trace has at least one request")
     for found in FORMATS.values():
         if found.looks_like(head):
@@ -145,8 +188,8 @@ def _choose(source: Source, name: str | None) -> Format:
     start = shown(head[:60].decode("utf-8", "replace"))
     raise TraceError(
         source.path,
-        f"begins with {start}, which is none of the known formats ({', '.join(FORMATS)}); name one with --format, "
-        "or leave out a damaged first line with it and --skip-bad-lines",
+        f"begins with {start}, which is none of the known formats ({', '.join(FORMATS)}); name the format with "
+        "--format, and if only the first line is damaged add --skip-bad-lines",
     )
 
 
@@ -170,14 +213,31 @@ class MergedTraces:
             return iter(self._traces[0])
         return heapq.merge(*self._traces, key=lambda request: request.timestamp_s or 0.0)
 
+    def close(self) -> None:
+        """Close all files; safe to call again."""
+        for trace in self._traces:
+            trace.close()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for one in self._traces:
-            one.close()
+        self.close()
+
+
+def open_trace(
+    path: str,
+    *,
+    format: str | None = None,  # noqa: A002 - the command line's name
+    tokenizer: str | None = None,
+    tokens_per_id: int | None = None,
+    skip_bad_lines: bool = False,
+) -> Trace:
+    """Open one trace file, or standard input ("-"). See `open_traces` for the options and errors."""
+    encoder = _encoder(tokenizer, tokens_per_id)
+    return Trace(path, format=format, encoder=encoder, tokens_per_id=tokens_per_id, skip_bad_lines=skip_bad_lines)
 
 
 def open_traces(
@@ -185,11 +245,14 @@ def open_traces(
     *,
     format: str | None = None,  # noqa: A002 - the command line's name
     tokenizer: str | None = None,
+    tokens_per_id: int | None = None,
     skip_bad_lines: bool = False,
 ) -> MergedTraces:
-    """Open traces; "-" is standard input, a directory stands for the trace files in it, by name.
+    """Open traces as one; "-" is standard input, a directory stands for the trace files in it, by name.
 
-    `format` overrides detection; `tokenizer` is the path of a tokenizer.json, or of its directory, for traces of text.
+    Several traces are merged by time, so each request needs a timestamp then; times count on each trace's own clock.
+    `format` overrides detection. `tokenizer` is the path of a tokenizer.json, or of its directory, for traces of text.
+    `tokens_per_id` is the run length of content ids where the format leaves it open (mooncake).
     Raises TraceError or UsageError naming the path, the line, the field and the fix.
     """
     names = [name for path in paths for name in _expand(path)]
@@ -197,16 +260,20 @@ def open_traces(
         raise UsageError("no trace is given; name a file, a directory of traces, or - for standard input")
     if names.count("-") > 1:
         raise UsageError("standard input (-) can be read once; name it once")
-    encoder = None
-    if tokenizer is not None:
-        from kvblocks.traces.text import load_encoder
-
-        encoder = load_encoder(tokenizer)
+    encoder = _encoder(tokenizer, tokens_per_id)
     skipped = Skipped()
     traces: list[Trace] = []
     try:
         traces.extend(
-            Trace(name, format=format, encoder=encoder, skip_bad_lines=skip_bad_lines, skipped=skipped)
+            Trace(
+                name,
+                format=format,
+                encoder=encoder,
+                tokens_per_id=tokens_per_id,
+                skip_bad_lines=skip_bad_lines,
+                skipped=skipped,
+                needs_timestamps=len(names) > 1,
+            )
             for name in names
         )
     except BaseException:
@@ -216,15 +283,29 @@ def open_traces(
     return MergedTraces(traces, skipped)
 
 
-def open_trace(path: str, **options: object) -> MergedTraces:
-    """One trace; see `open_traces`."""
-    return open_traces([path], **options)  # type: ignore[arg-type]
+def _encoder(tokenizer: str | None, tokens_per_id: int | None) -> TextEncoder | None:
+    if tokens_per_id is not None and not 1 <= tokens_per_id < 2**31:
+        raise UsageError(f"tokens_per_id={tokens_per_id} must be at least 1; it is 512 for Mooncake's traces")
+    if tokenizer is None:
+        return None
+    from kvblocks.traces.text import load_encoder
+
+    return load_encoder(tokenizer)
 
 
 def _expand(path: str) -> list[str]:
+    """The path, or the traces in it where it is a directory."""
     if path == "-" or not Path(path).is_dir():
         return [path]
-    found = sorted(str(entry) for entry in Path(path).iterdir() if entry.is_file() and entry.suffix in TRACE_SUFFIXES)
+    try:
+        found = sorted(str(entry) for entry in Path(path).iterdir() if entry.suffix in TRACE_SUFFIXES)
+    except OSError as error:
+        raise TraceError(path, f"cannot be read: {error.strerror}; check its permissions") from error
+    found = [entry for entry in found if Path(entry).is_file()]
     if not found:
-        raise TraceError(path, f"this directory holds no trace files ({', '.join('*' + s for s in TRACE_SUFFIXES)})")
+        raise TraceError(
+            path,
+            f"this directory holds no trace files ({', '.join('*' + suffix for suffix in TRACE_SUFFIXES)}); name the "
+            "files themselves",
+        )
     return found

@@ -5,101 +5,169 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import stat
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from kvblocks.errors import TraceError
+from kvblocks.traces.values import BadValue
 
-MAX_LINE_BYTES = 256 * 2**20
-"""Longer lines are refused: such a file is not a trace of lines."""
+MAX_LINE_BYTES = 64 * 2**20
+"""Longer lines are bad: a prompt of some million tokens fits several times."""
+HEAD_BYTES = 1 << 16
+_GZIP = b"\x1f\x8b"
 
 
 class Source:
-    """A stream of bytes with a name for messages and a position for progress bars."""
+    """A stream of bytes with a name for messages and a position for progress bars.
+
+    Every method raises TraceError for what cannot be read: damaged gzip, a disk that fails.
+    """
 
     def __init__(self, path: str) -> None:
         """Open it. Raises TraceError for what cannot be opened."""
         self.path = "standard input" if path == "-" else path
         self.total_bytes: int | None = None
-        if path == "-":
-            self._raw: IO[bytes] = sys.stdin.buffer
-        else:
-            try:
-                if Path(path).is_dir():
-                    raise TraceError(path, "is a directory; name a trace file in it")
-                self._raw = open(path, "rb")  # noqa: SIM115 - closed by close()
-                size = os.fstat(self._raw.fileno()).st_size
-                self.total_bytes = size or None
-            except OSError as error:
-                raise TraceError(
-                    path, f"cannot be opened: {error.strerror}; check the path and its permissions"
-                ) from error
-        self._counted = _Counted(self._raw)
-        buffered = io.BufferedReader(self._counted, 1 << 16)
-        self._stream: IO[bytes] = buffered
-        if buffered.peek(2)[:2] == b"\x1f\x8b":
-            self._stream = io.BufferedReader(gzip.GzipFile(fileobj=buffered), 1 << 16)
+        self.is_regular_file = False
+        """Whether it can be opened a second time with the same content."""
+        self.closed = False
+        self._is_ours = path != "-"
+        self._raw: IO[bytes] = self._open(path) if self._is_ours else sys.stdin.buffer
+        try:
+            with _Guard(self.path):
+                self._counted = _Counted(self._raw)
+                # A pipe may give less than was asked for; what was looked at is put back in front.
+                start = _read_until(self._counted, len(_GZIP), None)
+                plain = _joined(start, self._counted)
+                unpacked = gzip.GzipFile(fileobj=plain) if start == _GZIP else plain
+                self._head = _read_until(unpacked, HEAD_BYTES, b"\n")
+                self._stream = _joined(self._head, unpacked)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, path: str) -> IO[bytes]:
+        try:
+            if Path(path).is_dir():
+                raise TraceError(path, "is a directory; name a trace file in it")
+            raw = open(path, "rb")  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            raise TraceError(path, f"cannot be opened: {error.strerror}; check the path and its permissions") from error
+        except ValueError as error:  # a null character in the path
+            raise TraceError(path, f"cannot be opened: {error}; check the path") from error
+        status = os.fstat(raw.fileno())
+        self.is_regular_file = stat.S_ISREG(status.st_mode)
+        self.total_bytes = status.st_size if self.is_regular_file else None
+        return raw
 
     @property
     def bytes_read(self) -> int:
         """Bytes taken from the file so far, compressed ones where it is compressed."""
         return self._counted.count
 
-    def head(self, size: int = 1 << 16) -> bytes:
-        """The first bytes, without consuming them; fewer at the end of the file."""
-        with self._guard():
-            return self._stream.peek(size)[:size]  # type: ignore[attr-defined,no-any-return]
+    def head(self) -> bytes:
+        """The first line, or the first bytes of it where it is long; perhaps more. Consumes nothing."""
+        return self._head
 
-    def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Line numbers from 1, and lines without their ends. A byte order mark and empty lines are passed over."""
+    def lines(self) -> Iterator[tuple[int, bytes | BadValue]]:
+        """Line numbers from 1, and lines without their ends. A byte order mark and empty lines are passed over.
+
+        A line that is too long comes as the BadValue that says so.
+        """
         number = 0
         while True:
-            with self._guard():
+            with _Guard(self.path):
                 line = self._stream.readline(MAX_LINE_BYTES)
             if not line:
                 return
             number += 1
-            if number == 1 and line.startswith(b"\xef\xbb\xbf"):
-                line = line[3:]
-            if len(line) >= MAX_LINE_BYTES:
-                raise TraceError(
-                    self.path, f"is longer than {MAX_LINE_BYTES} bytes; this is not a line of a trace", line=number
-                )
+            if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+                self._skip_line()
+                yield number, BadValue(None, f"is longer than {MAX_LINE_BYTES:,} bytes, which no line of a trace is")
+                continue
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
             line = line.strip()
             if line:
                 yield number, line
 
+    def _skip_line(self) -> None:
+        """Pass over the rest of a line without keeping it."""
+        with _Guard(self.path):
+            while (part := self._stream.readline(1 << 20)) and not part.endswith(b"\n"):
+                pass
+
     def read(self) -> bytes:
-        """All that is left."""
-        with self._guard():
-            return self._stream.read()
+        """All that is left, without a byte order mark."""
+        with _Guard(self.path):
+            return self._stream.read().removeprefix(b"\xef\xbb\xbf")
 
     def close(self) -> None:
-        if self._raw is not sys.stdin.buffer:
+        """Close the file; standard input stays open. Safe to call again."""
+        self.closed = True
+        if self._is_ours:
             self._raw.close()
 
-    def _guard(self) -> _Guard:
-        return _Guard(self.path)
+
+class _Readable(Protocol):
+    def read1(self, size: int, /) -> bytes: ...
 
 
-class _Counted(io.RawIOBase):
-    """Counts what passes."""
+def _read_until(stream: _Readable, size: int, end: bytes | None) -> bytes:
+    """So many bytes, or all up to the read in which `end` occurs, or all there are."""
+    parts: list[bytes] = []
+    have = 0
+    while have < size:
+        part = stream.read1(size - have)
+        if not part:
+            break
+        parts.append(part)
+        have += len(part)
+        # Blank lines and a byte order mark do not count as a first line.
+        if end is not None and end in part and b"".join(parts).removeprefix(b"\xef\xbb\xbf").strip():
+            break
+    return b"".join(parts)
 
-    def __init__(self, raw: IO[bytes]) -> None:
-        self._raw = raw
-        self.count = 0
+
+def _joined(start: bytes, rest: _Readable) -> io.BufferedReader:
+    return io.BufferedReader(_Joined(start, rest), HEAD_BYTES)
+
+
+class _Joined(io.RawIOBase):
+    """Some bytes, and then a stream."""
+
+    def __init__(self, start: bytes, rest: _Readable) -> None:
+        self._start = start
+        self._rest = rest
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        data = self._raw.read1(len(buffer)) if hasattr(self._raw, "read1") else self._raw.read(len(buffer))
+        size = len(buffer)
+        if self._start:
+            data, self._start = self._start[:size], self._start[size:]
+        else:
+            data = self._rest.read1(size)
         buffer[: len(data)] = data
-        self.count += len(data)
         return len(data)
+
+
+class _Counted:
+    """Counts what passes."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        # Standard input may have been replaced by something that only reads in full.
+        self._read: Callable[[int], bytes] = getattr(raw, "read1", raw.read)
+        self.count = 0
+
+    def read1(self, size: int, /) -> bytes:
+        data = self._read(size)
+        self.count += len(data)
+        return data
 
 
 class _Guard:
@@ -113,8 +181,10 @@ class _Guard:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, EOFError):
-            raise TraceError(self._path, "the gzip stream ends early; the file is cut off, fetch it again") from error
+            raise TraceError(self._path, "the gzip stream ends early: the file is cut off; fetch it again") from error
         if isinstance(error, gzip.BadGzipFile | zlib.error):
-            raise TraceError(self._path, f"the gzip stream is damaged ({error}); fetch it again") from error
+            raise TraceError(
+                self._path, f"the gzip stream is damaged ({error}); fetch the file again, or unpack what is whole"
+            ) from error
         if isinstance(error, OSError):
-            raise TraceError(self._path, f"cannot be read: {error.strerror or error}") from error
+            raise TraceError(self._path, f"cannot be read: {error.strerror or error}; check the disk") from error

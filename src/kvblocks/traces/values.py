@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 MAX_TOKENS = 2**31
@@ -22,9 +22,26 @@ class BadValue(Exception):  # noqa: N818 - it becomes a TraceError when the line
 
 def shown(value: object) -> str:
     """The value for a message: short, with control characters escaped."""
-    text = value if isinstance(value, str) else repr(value)
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text[:80])
-    return repr(text) if isinstance(value, str) else text
+    if isinstance(value, str):
+        return f"'{_escaped(value[:80])}{'...' if len(value) > 80 else ''}'"
+    if isinstance(value, list):  # its repr may be as long as a prompt
+        return f"a list of {len(value)}" if len(value) > 8 else f"[{', '.join(map(shown, value))}]"
+    if isinstance(value, dict):
+        return f"an object with {names(value)}"
+    if isinstance(value, int) and abs(value) >= 10**40:  # its digits may be more than Python writes out
+        return "a number of more than 40 digits"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return _escaped(repr(value)[:80])
+
+
+def _escaped(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def names(record: Mapping[str, Any]) -> str:
+    """The record's fields for a message; the first of them where there are many."""
+    return ", ".join(map(shown, list(record)[:12])) + (", ..." if len(record) > 12 else "") or "no fields"
 
 
 def get(record: Mapping[str, Any], field: str, default: Any = REQUIRED) -> Any:
@@ -32,7 +49,7 @@ def get(record: Mapping[str, Any], field: str, default: Any = REQUIRED) -> Any:
     value = record.get(field)
     if value is None:
         if default is REQUIRED:
-            raise BadValue(field, f"is missing; the line has {', '.join(map(shown, list(record)[:12])) or 'no fields'}")
+            raise BadValue(field, f"is missing; add it (there is {names(record)})")
         return default
     return value
 
@@ -40,12 +57,10 @@ def get(record: Mapping[str, Any], field: str, default: Any = REQUIRED) -> Any:
 def token_count(record: Mapping[str, Any], field: str, *, least: int, default: Any = REQUIRED) -> int:
     """A whole number of tokens, at least `least`."""
     value = get(record, field, default)
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise BadValue(field, f"is {shown(value)}; it must be a whole number of tokens")
+        raise BadValue(field, f"is {shown(value)}; it must be a whole number of tokens, as in 512")
     if not least <= value < MAX_TOKENS:
-        raise BadValue(field, f"is {value}; it must be at least {least} and below {MAX_TOKENS}")
+        raise BadValue(field, f"is {shown(value)}; it must be at least {least} and below {MAX_TOKENS}")
     return value
 
 
@@ -54,8 +69,9 @@ def seconds(record: Mapping[str, Any], field: str, *, scale: float = 1.0, defaul
     value = get(record, field, default)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise BadValue(field, f"is {shown(value)}; it must be a time, a finite number that is not negative")
+    good = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e18
+    if not good or not math.isfinite(value):
+        raise BadValue(field, f"is {shown(value)}; it must be a time: a number, not negative, below 1e18")
     return float(value) * scale
 
 
@@ -67,26 +83,30 @@ def text(record: Mapping[str, Any], field: str) -> str | None:
     return value
 
 
-def content_ids(record: Mapping[str, Any], field: str) -> Sequence[int]:
+def content_ids(record: Mapping[str, Any], field: str) -> array[int]:
     """A list of identities: whole numbers from 0 to 2**63 - 1."""
     value = get(record, field)
     if not isinstance(value, list):
         raise BadValue(field, f"is {shown(value)}; it must be a list of ids")
-    return _whole_numbers(value, field, "Q", 2**63)
+    return _whole_numbers(value, field, 2**63)
 
 
-def token_ids(record: Mapping[str, Any], field: str) -> Sequence[int]:
+def token_ids(record: Mapping[str, Any], field: str) -> array[int]:
     """A list of token ids: whole numbers from 0 to 2**32 - 1, at least one."""
     value = get(record, field)
     if not isinstance(value, list) or not value:
         raise BadValue(field, f"is {shown(value)}; it must be a list of at least one token id")
-    return _whole_numbers(value, field, "I", 2**32)
+    return _whole_numbers(value, field, 2**32)
 
 
-def _whole_numbers(values: list[Any], field: str, typecode: str, limit: int) -> array[int]:
-    wrong = next((i for i, v in enumerate(values) if type(v) is not int or not 0 <= v < limit), None)
-    if wrong is not None:
+def _whole_numbers(values: list[Any], field: str, limit: int) -> array[int]:
+    """The values as an array, of 4 bytes each where that is enough."""
+    if not values:
+        return array("I")
+    # Prompts have many ids, so first comes what runs without a loop of Python's.
+    if set(map(type, values)) != {int} or min(values) < 0 or (largest := max(values)) >= limit:
+        wrong = next(i for i, v in enumerate(values) if type(v) is not int or not 0 <= v < limit)
         raise BadValue(
             field, f"has {shown(values[wrong])} at position {wrong}; it must be a whole number from 0 to {limit - 1}"
         )
-    return array(typecode, values)
+    return array("I" if largest < 2**32 else "Q", values)
