@@ -21,7 +21,7 @@ def main() -> None:
             raise
         _fail(MissingExtraError(error.name, "cli", "the command line"))
     try:
-        app()
+        app(prog_name="kvblocks")
     except KVBlocksError as error:
         _fail(error)
     except BrokenPipeError:

@@ -15,7 +15,7 @@ from rich.table import Table
 from kvblocks import __version__
 from kvblocks.cli import printable
 from kvblocks.cli.output import check_writable, write_json
-from kvblocks.cli.sizes import parse_bytes, parse_counts, short
+from kvblocks.cli.sizes import number, parse_bytes, parse_counts, short, whole_number
 from kvblocks.errors import UsageError
 from kvblocks.replay import Replay, ReplaySettings, RunResult, StepCost, replay
 from kvblocks.scheduling import SchedulerConfig
@@ -38,11 +38,6 @@ each request runs alone, in trace order: what remains is the cache and its evict
 Exit codes: 0 done, 2 bad input or usage, 130 interrupted (what was known so far has been printed).
 """
 
-MODEL = "Scheduler and step-cost model (timed replay)"
-CACHE = "Cache"
-INPUT = "Input"
-OUTPUT = "Output"
-
 
 def command(
     paths: Annotated[
@@ -54,74 +49,62 @@ def command(
             "--num-blocks",
             metavar="N[,N...]",
             help="Blocks of the cache, the null block included. Repeat it or separate by commas for several sizes.",
-            rich_help_panel=CACHE,
         ),
     ] = None,
     kv_memory: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="SIZE", help="Cache size as memory (40GiB), with --bytes-per-token.", rich_help_panel=CACHE
-        ),
+        typer.Option(metavar="SIZE", help="Cache size as memory (40GiB), with --bytes-per-token."),
     ] = None,
     bytes_per_token: Annotated[
         int | None,
-        typer.Option(min=1, help="KV-cache bytes of one token, all layers together.", rich_help_panel=CACHE),
+        typer.Option(parser=whole_number, metavar="N", help="KV-cache bytes of one token, all layers together."),
     ] = None,
-    block_size: Annotated[int, typer.Option(min=1, help="Tokens per block.", rich_help_panel=CACHE)] = 16,
+    block_size: Annotated[int, typer.Option(parser=whole_number, metavar="N", help="Tokens per block.")] = 16,
     hash_algorithm: Annotated[
-        Literal["sha256", "xxh3_128", "blake3"], typer.Option(help="How blocks are hashed.", rich_help_panel=CACHE)
+        Literal["sha256", "xxh3_128", "blake3"], typer.Option(help="How blocks are hashed.")
     ] = "sha256",
     serial: Annotated[bool, typer.Option("--serial", help="One request at a time, in trace order; no clock.")] = False,
     outputs: Annotated[
         bool, typer.Option("--outputs/--no-outputs", help="Whether generated tokens take blocks.")
     ] = True,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Read this many requests at most.", rich_help_panel=INPUT)
+        int | None, typer.Option(parser=whole_number, metavar="N", help="Read this many requests at most.")
     ] = None,
-    trace_format: Annotated[
-        str | None, typer.Option("--format", help="Trace format; detected when left out.", rich_help_panel=INPUT)
-    ] = None,
+    trace_format: Annotated[str | None, typer.Option("--format", help="Trace format; detected when left out.")] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(metavar="FILE|DIR", help="tokenizer.json for traces that hold text.", rich_help_panel=INPUT),
+        typer.Option(metavar="FILE|DIR", help="tokenizer.json for traces that hold text."),
     ] = None,
     skip_bad_lines: Annotated[
         bool,
-        typer.Option(
-            "--skip-bad-lines", help="Leave out lines that cannot be read, and count them.", rich_help_panel=INPUT
-        ),
+        typer.Option("--skip-bad-lines", help="Leave out lines that cannot be read, and count them."),
     ] = False,
-    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens per step.", rich_help_panel=MODEL)] = 8192,
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests running at once.", rich_help_panel=MODEL)] = 256,
-    chunked_prefill: Annotated[
-        bool, typer.Option(help="Whether long prompts are cut into chunks.", rich_help_panel=MODEL)
-    ] = True,
-    scheduling_policy: Annotated[
-        Literal["fcfs", "priority"], typer.Option(help="Who goes first.", rich_help_panel=MODEL)
-    ] = "fcfs",
-    full_sequence_must_fit: Annotated[
-        bool, typer.Option(help="Admit a request only when all of it fits.", rich_help_panel=MODEL)
-    ] = True,
+    max_num_batched_tokens: Annotated[
+        int, typer.Option(parser=whole_number, metavar="N", help="Tokens per step.")
+    ] = 8192,
+    max_num_seqs: Annotated[
+        int, typer.Option(parser=whole_number, metavar="N", help="Requests running at once.")
+    ] = 256,
+    chunked_prefill: Annotated[bool, typer.Option(help="Whether long prompts are cut into chunks.")] = True,
+    scheduling_policy: Annotated[Literal["fcfs", "priority"], typer.Option(help="Who goes first.")] = "fcfs",
+    full_sequence_must_fit: Annotated[bool, typer.Option(help="Admit a request only when all of it fits.")] = True,
     watermark: Annotated[
-        float, typer.Option(help="Share of blocks that admissions leave free while others run.", rich_help_panel=MODEL)
+        float,
+        typer.Option(parser=number, metavar="X", help="Share of blocks that admissions leave free while others run."),
     ] = 0.0,
     prefill_tokens_per_s: Annotated[
-        float, typer.Option(help="Prompt tokens computed per second.", rich_help_panel=MODEL)
+        float, typer.Option(parser=number, metavar="X", help="Prompt tokens computed per second.")
     ] = 20_000.0,
     decode_step_ms: Annotated[
-        float, typer.Option(help="Milliseconds of any step, before its prompt tokens.", rich_help_panel=MODEL)
+        float, typer.Option(parser=number, metavar="X", help="Milliseconds of any step, before its prompt tokens.")
     ] = 20.0,
     json_path: Annotated[
         str | None,
-        typer.Option(
-            "--json", metavar="FILE|-", help="Write the results as JSON; - is standard output.", rich_help_panel=OUTPUT
-        ),
+        typer.Option("--json", metavar="FILE|-", help="Write the results as JSON; - is standard output."),
     ] = None,
     report: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.html", help="Write an HTML page with plots; needs no network.", rich_help_panel=OUTPUT
-        ),
+        typer.Option(metavar="FILE.html", help="Write an HTML page with plots; needs no network."),
     ] = None,
 ) -> None:
     settings = ReplaySettings(
@@ -172,6 +155,8 @@ def _sizes(
         return parse_counts(num_blocks, "--num-blocks")
     if bytes_per_token is None:
         raise UsageError("--kv-memory needs --bytes-per-token: 2 x layers x KV heads x head size x bytes per number")
+    if bytes_per_token < 1:
+        raise UsageError(f"--bytes-per-token {bytes_per_token} must be at least 1")
     sizes = []
     for text in (part for given in kv_memory or () for part in given.split(",")):
         blocks = parse_bytes(text, "--kv-memory") // (bytes_per_token * block_size)

@@ -4,11 +4,29 @@ from __future__ import annotations
 
 import re
 
+import typer
+
 from kvblocks.errors import UsageError
 
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", 1):
     _UNITS |= {f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power, _letter: 1000**_power}
+
+
+def whole_number(text: str) -> int:
+    """A whole number of an option; the message names what was given."""
+    try:
+        return int(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not a whole number") from error
+
+
+def number(text: str) -> float:
+    """A number of an option; the message names what was given."""
+    try:
+        return float(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not a number") from error
 
 
 def parse_bytes(text: str, option: str) -> int:

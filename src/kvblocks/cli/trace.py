@@ -15,6 +15,7 @@ from rich.table import Table
 
 from kvblocks.cli import printable
 from kvblocks.cli.output import check_writable, write_json
+from kvblocks.cli.sizes import number, whole_number
 from kvblocks.errors import UsageError
 from kvblocks.traces import KINDS, TraceSummary, describe, generate, open_traces, write_trace
 
@@ -54,7 +55,9 @@ def describe_command(
     skip_bad_lines: Annotated[
         bool, typer.Option("--skip-bad-lines", help="Leave out lines that cannot be read, and count them.")
     ] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="Read this many requests at most.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(parser=whole_number, metavar="N", help="Read this many requests at most.")
+    ] = None,
     json_path: Annotated[
         str | None, typer.Option("--json", metavar="FILE|-", help="Write JSON; - is standard output.")
     ] = None,
@@ -101,19 +104,45 @@ def generate_command(
     output: Annotated[
         str, typer.Option(metavar="FILE|-", help="Where to write; .gz compresses; - is standard output.")
     ] = "-",
-    requests: Annotated[int | None, typer.Option(help="How many requests.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Another seed gives another trace of the same kind.")] = None,
-    sessions_per_s: Annotated[float | None, typer.Option(help="Conversations (rag: questions) per second.")] = None,
-    turns: Annotated[float | None, typer.Option(help="Mean turns of a conversation.")] = None,
-    think_time_s: Annotated[float | None, typer.Option(help="Mean seconds between answer and next turn.")] = None,
-    system_tokens: Annotated[int | None, typer.Option(help="Length of the shared system prompt.")] = None,
-    user_tokens: Annotated[int | None, typer.Option(help="Mean tokens that a turn adds.")] = None,
-    output_tokens: Annotated[int | None, typer.Option(help="Mean tokens of an answer.")] = None,
-    documents: Annotated[int | None, typer.Option(help="rag: documents in the corpus.")] = None,
-    document_tokens: Annotated[int | None, typer.Option(help="rag: mean length of a document.")] = None,
-    documents_per_request: Annotated[int | None, typer.Option(help="rag: documents in a prompt.")] = None,
-    zipf: Annotated[float | None, typer.Option(help="rag: how unequally popular documents are; 0 is equally.")] = None,
-    max_prompt_tokens: Annotated[int | None, typer.Option(help="No prompt is longer.")] = None,
+    requests: Annotated[int | None, typer.Option(parser=whole_number, metavar="N", help="How many requests.")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(parser=whole_number, metavar="N", help="Another seed gives another trace of the same kind."),
+    ] = None,
+    sessions_per_s: Annotated[
+        float | None, typer.Option(parser=number, metavar="X", help="Conversations (rag: questions) per second.")
+    ] = None,
+    turns: Annotated[
+        float | None, typer.Option(parser=number, metavar="X", help="Mean turns of a conversation.")
+    ] = None,
+    think_time_s: Annotated[
+        float | None, typer.Option(parser=number, metavar="X", help="Mean seconds between answer and next turn.")
+    ] = None,
+    system_tokens: Annotated[
+        int | None, typer.Option(parser=whole_number, metavar="N", help="Length of the shared system prompt.")
+    ] = None,
+    user_tokens: Annotated[
+        int | None, typer.Option(parser=whole_number, metavar="N", help="Mean tokens that a turn adds.")
+    ] = None,
+    output_tokens: Annotated[
+        int | None, typer.Option(parser=whole_number, metavar="N", help="Mean tokens of an answer.")
+    ] = None,
+    documents: Annotated[
+        int | None, typer.Option(parser=whole_number, metavar="N", help="rag: documents in the corpus.")
+    ] = None,
+    document_tokens: Annotated[
+        int | None, typer.Option(parser=whole_number, metavar="N", help="rag: mean length of a document.")
+    ] = None,
+    documents_per_request: Annotated[
+        int | None, typer.Option(parser=whole_number, metavar="N", help="rag: documents in a prompt.")
+    ] = None,
+    zipf: Annotated[
+        float | None,
+        typer.Option(parser=number, metavar="X", help="rag: how unequally popular documents are; 0 is equally."),
+    ] = None,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(parser=whole_number, metavar="N", help="No prompt is longer.")
+    ] = None,
 ) -> None:
     given = {name: value for name, value in locals().items() if name not in ("kind", "output") and value is not None}
     if kind not in KINDS:
