@@ -12,7 +12,7 @@ import json
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import count
+from itertools import accumulate, count, islice
 from typing import IO
 
 from kvblocks.errors import UsageError
@@ -50,26 +50,37 @@ class Workload:
     """A conversation ends before its prompt exceeds this."""
 
     def __post_init__(self) -> None:
-        least = {
-            "requests": 1,
-            "turns": 1,
-            "user_tokens": 1,
-            "output_tokens": 1,
-            "documents": 1,
-            "document_tokens": 1,
-            "documents_per_request": 1,
-            "system_tokens": 0,
-            "think_time_s": 0,
-            "zipf": 0,
-            "max_prompt_tokens": 64,
-        }
-        for name, lowest in least.items():
-            if not lowest <= getattr(self, name) < 2**31:
-                raise UsageError(f"{name}={getattr(self, name)} must be at least {lowest}")
-        if not 0 < self.sessions_per_s < float("inf"):
-            raise UsageError(f"sessions_per_s={self.sessions_per_s} must be positive")
+        for name, (least, most) in _LIMITS.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise UsageError(f"{name}={value} must be at least {least:,} and at most {most:,}")
         if self.documents_per_request > self.documents:
-            raise UsageError(f"documents_per_request={self.documents_per_request} exceeds documents={self.documents}")
+            raise UsageError(
+                f"documents_per_request={self.documents_per_request} exceeds documents={self.documents}; "
+                "give more documents, or fewer per request"
+            )
+        if self.max_prompt_tokens < self.system_tokens + _LEAST_TURN_TOKENS:
+            raise UsageError(
+                f"max_prompt_tokens={self.max_prompt_tokens} leaves no room after the system prompt: give at least "
+                f"{self.system_tokens + _LEAST_TURN_TOKENS}, or system_tokens below {self.system_tokens}"
+            )
+
+
+_LEAST_TURN_TOKENS = 4 * TOKENS_PER_ID
+_LIMITS: dict[str, tuple[float, float]] = {
+    "requests": (1, 10**9),
+    "sessions_per_s": (1e-6, 1e6),
+    "turns": (1, 10**6),
+    "think_time_s": (0, 10**6),
+    "system_tokens": (0, 10**7),
+    "user_tokens": (1, 10**7),
+    "output_tokens": (1, 10**7),
+    "documents": (1, 10**6),
+    "document_tokens": (1, 10**7),
+    "documents_per_request": (1, 1000),
+    "zipf": (0, 10),
+    "max_prompt_tokens": (_LEAST_TURN_TOKENS, 10**8),
+}
 
 
 class _Writer:
@@ -89,6 +100,10 @@ class _Writer:
         ids = max(1, round(tokens / TOKENS_PER_ID))
         self._next_id += ids
         return list(range(self._next_id - ids, self._next_id))
+
+    def room(self, context: list[int]) -> int:
+        """How many ids may follow the context; one id's tokens are kept for the end of the prompt."""
+        return self.workload.max_prompt_tokens // TOKENS_PER_ID - 1 - len(context)
 
     def request(self, number: int, time_s: float, session: str, ids: list[int], output_tokens: int) -> TraceRequest:
         tail = self.rng.randrange(TOKENS_PER_ID)  # most prompts do not end where an id ends
@@ -129,9 +144,13 @@ def _turns(writer: _Writer, session: str, start_s: float, context: list[int]) ->
     turns = 1 + int(rng.expovariate(1 / max(workload.turns - 1, 1e-9)))
     time_s = start_s
     for turn in range(turns):
-        context = context + writer.content(writer.length(workload.user_tokens))
-        if len(context) * TOKENS_PER_ID + TOKENS_PER_ID > workload.max_prompt_tokens:
-            return
+        room = writer.room(context)
+        message = writer.content(writer.length(workload.user_tokens))
+        if len(message) > room:
+            if turn:
+                return
+            message = message[:room]  # a conversation has at least one request
+        context = context + message
         output = writer.length(workload.output_tokens)
         request = writer.request(turn, time_s, session, context, output)
         answer_s = 0.02 * output
@@ -146,23 +165,31 @@ def _chat(writer: _Writer) -> Iterator[TraceRequest]:
 
 
 def _rag(writer: _Writer) -> Iterator[TraceRequest]:
-    """A system prompt, some documents of a common corpus, most popular first, and a question."""
+    """A system prompt, some documents of a common corpus, and a question."""
     workload, rng = writer.workload, writer.rng
     system = writer.content(workload.system_tokens) if workload.system_tokens else []
     corpus = [writer.content(writer.length(workload.document_tokens)) for _ in range(workload.documents)]
-    weights = [1 / rank**workload.zipf for rank in range(1, workload.documents + 1)]
+    weights = list(accumulate(1 / rank**workload.zipf for rank in range(1, workload.documents + 1)))
     time_s = 0.0
     for number in count():
         time_s += rng.expovariate(workload.sessions_per_s)
-        chosen: set[int] = set()
-        while len(chosen) < workload.documents_per_request:
-            chosen.update(rng.choices(range(workload.documents), weights, k=workload.documents_per_request))
         context = list(system)
-        for document in sorted(chosen)[: workload.documents_per_request]:
-            context += corpus[document]
-        context = context[: workload.max_prompt_tokens // TOKENS_PER_ID - 16]
-        context += writer.content(writer.length(workload.user_tokens))
+        for document in _draw(rng, weights, workload.documents_per_request):
+            context += corpus[document][: writer.room(context) - 1]
+        question = writer.content(writer.length(workload.user_tokens))
+        context += question[: writer.room(context)]
         yield writer.request(0, time_s, f"q{number}", context, writer.length(workload.output_tokens))
+
+
+def _draw(rng: random.Random, cumulative: list[float], how_many: int) -> list[int]:
+    """Different numbers, each drawn by its weight, in the order of drawing."""
+    drawn: dict[int, None] = {}
+    for _ in range(20 * how_many):  # where a few have nearly all the weight, the others never come up
+        drawn[rng.choices(range(len(cumulative)), cum_weights=cumulative)[0]] = None
+        if len(drawn) == how_many:
+            return list(drawn)
+    rest = (number for number in range(len(cumulative)) if number not in drawn)
+    return [*drawn, *islice(rest, how_many - len(drawn))]
 
 
 KINDS: dict[str, tuple[Callable[[_Writer], Iterator[TraceRequest]], Workload]] = {

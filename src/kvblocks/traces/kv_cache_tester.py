@@ -24,6 +24,8 @@ def _document(data: bytes, options: ReadOptions) -> Iterator[TraceRequest | BadV
     size = token_count(session, "block_size", least=1)
     name = text(session, "id") or options.name
     scope = text(session, "hash_id_scope") or "local"
+    if scope not in ("local", "global"):
+        raise BadValue("hash_id_scope", f"is {shown(scope)}; it must be 'local' or 'global'")
     namespace = options.name if scope == "local" else ""
     entries = get(session, "requests")
     if not isinstance(entries, list):
@@ -33,7 +35,7 @@ def _document(data: bytes, options: ReadOptions) -> Iterator[TraceRequest | BadV
         try:
             if isinstance(entry, BadValue):
                 raise entry
-            found.append(_request(entry, start_s, place, agent, namespace, size))
+            found.append(_request(entry, start_s, f"{agent}:{place}", name, namespace, size))
         except BadValue as error:
             yield BadValue(f"{place}.{error.field}" if error.field else place, str(error))
     found.sort(key=lambda request: request.timestamp_s or 0.0)
@@ -65,7 +67,9 @@ def _flatten(
                 yield from _flatten(nested, nested_start_s, nested_agent, f"{here}.requests", depth + 1)
 
 
-def _request(record: dict[str, Any], start_s: float, place: str, agent: str, namespace: str, size: int) -> TraceRequest:
+def _request(
+    record: dict[str, Any], start_s: float, request_id: str, session: str, namespace: str, size: int
+) -> TraceRequest:
     prompt = token_count(record, "in", least=1)
     ids = content_ids(record, "hash_ids")
     if len(ids) != prompt // size:
@@ -74,14 +78,14 @@ def _request(record: dict[str, Any], start_s: float, place: str, agent: str, nam
             f"has {len(ids)} ids, but {prompt} tokens have {prompt // size} whole runs of {size} tokens (block_size)",
         )
     return TraceRequest(
-        request_id=f"{agent}:{place}",
+        request_id=request_id,
         num_prompt_tokens=prompt,
         num_output_tokens=token_count(record, "out", least=0, default=0),
         timestamp_s=start_s + (seconds(record, "t") or 0.0),
         block_ids=ids,
         tokens_per_id=size,
         namespace=namespace,
-        session=agent,
+        session=session,
     )
 
 

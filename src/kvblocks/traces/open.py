@@ -144,37 +144,32 @@ class Trace:
 
 
 class _Order:
-    """Holds that a trace is in time order, and that all of its requests have a time or none has."""
+    """Holds that a trace is in time order, and where several are merged, that every request has a time."""
 
     def __init__(self, path: str, found: Format, needs_timestamps: bool) -> None:
         self._path = path
         self._format = found
-        self._has_times = True if needs_timestamps else None
+        self._needs_timestamps = needs_timestamps
         self._last_s = float("-inf")
         self._last_line: int | None = None
 
     def fault(self, request: TraceRequest, line: int | None) -> TraceError | None:
-        """What is wrong with the request's time. A request without fault becomes the one before the next."""
+        """What is wrong with the request's time. One without fault is what the next is compared with."""
         time_s = request.timestamp_s
-        message = None
-        if self._has_times is None:
-            self._has_times = time_s is not None
         if time_s is None:
-            if self._has_times:
-                message = "is missing; give every request a timestamp (a single trace may also have none at all)"
-        elif not self._has_times:
-            message = f"is {time_s:.12g} s, but the requests before have none; give every request one, or none"
+            if not self._needs_timestamps:
+                return None
+            message = "is missing, but several traces are merged by time; add it, or read one trace at a time"
         elif time_s < self._last_s:
             before = "the request before" if self._last_line is None else f"line {self._last_line}"
             message = (
                 f"is {time_s:.12g} s, before the {self._last_s:.12g} s of {before}; "
                 f"sort the trace by time, as in: {self._format.sort_command}"
             )
-        if message is not None:
-            return TraceError(self._path, message, line=line, field="timestamp")
-        if time_s is not None:
+        else:
             self._last_s, self._last_line = time_s, line
-        return None
+            return None
+        return TraceError(self._path, message, line=line, field="timestamp")
 
 
 def _detect(source: Source) -> Format:
