@@ -28,12 +28,16 @@ BAD_LINES = [
     (b"\x00\xff\xfe", None, "is not JSON"),
     (b'{"a": "\xff"}', None, "is not JSON"),
     (b"[" * 100_000, None, "is not JSON"),
-    (changed(input_length="GONE"), "input_length", "is missing; the line has 'timestamp', 'output_length', 'hash_ids'"),
+    (
+        changed(input_length="GONE"),
+        "input_length",
+        "is missing; add it (there is 'timestamp', 'output_length', 'hash_ids')",
+    ),
     (changed(input_length=-3), "input_length", "is -3; it must be at least 1"),
     (changed(input_length=0), "input_length", "is 0; it must be at least 1"),
     (changed(input_length=2**40), "input_length", "below 2147483648"),
     (changed(input_length="600"), "input_length", "is '600'; it must be a whole number of tokens"),
-    (changed(input_length=True), "input_length", "is True"),
+    (changed(input_length=True), "input_length", "is true"),
     (changed(input_length=1.5), "input_length", "is 1.5"),
     (changed(output_length=-1), "output_length", "is -1; it must be at least 0"),
     (changed(timestamp="now\x1b[31m"), "timestamp", r"is 'now\x1b[31m'; it must be a time"),
@@ -41,9 +45,9 @@ BAD_LINES = [
     (changed(hash_ids=[0]), "hash_ids", "has 1 ids, but 600 tokens start 2 runs of 512"),
     (changed(hash_ids=[0, -1]), "hash_ids", "has -1 at position 1"),
     (changed(hash_ids=[0, 2**63]), "hash_ids", "at position 1; it must be a whole number from 0"),
-    (changed(hash_ids=[0, True]), "hash_ids", "has True at position 1"),
+    (changed(hash_ids=[0, True]), "hash_ids", "has true at position 1"),
     (changed(hash_ids="01"), "hash_ids", "must be a list of ids"),
-    (changed(timestamp=1), "timestamp", "0.001 s comes after 0.005 s; sort the trace by time first"),
+    (changed(timestamp=1), "timestamp", "is 0.001 s, before the 0.005 s of line 1; sort the trace by time, as in: jq"),
 ]
 
 
@@ -68,12 +72,12 @@ def test_a_bad_line_is_named_or_counted(tmp_path: Path, bad: bytes, field: str |
     [
         (b'{"prompt_token_ids": []}', "prompt_token_ids", "at least one token id"),
         (b'{"prompt_token_ids": [1, 4294967296]}', "prompt_token_ids", "has 4294967296 at position 1"),
-        (b'{"prompt_token_ids": [1], "prompt": "x"}', None, "has prompt_token_ids, prompt; a request needs one of"),
-        (b'{"block_ids": [1], "tokens_per_id": 16}', None, "has block_ids; a request needs one of"),
+        (b'{"prompt_token_ids": [1], "prompt": "x"}', None, "has prompt_token_ids and prompt (there is"),
+        (b'{"block_ids": [1], "tokens_per_id": 16}', None, "a request has exactly one of"),
         (
             b'{"block_ids": [1, 2], "tokens_per_id": 16, "input_length": 16}',
             "block_ids",
-            "more than the 16 of input_length",
+            "but the 16 tokens of input_length start only 1 runs",
         ),
         (b'{"timestamp": 3}', None, "has no prompt"),
         (b'{"prompt": "hello"}', "prompt", "is text, which needs a tokenizer: give --tokenizer"),
@@ -97,7 +101,7 @@ def test_a_bad_line_of_ours_is_named(tmp_path: Path, line: bytes, field: str | N
         ("2023-13-16 18:17:03,5,6", "field 'TIMESTAMP': is '2023-13-16 18:17:03'"),
         ("2023-11-16 18:17:03,-5,6", "field 'ContextTokens': is -5"),
         ("2023-11-16 18:17:03,many,6", "field 'ContextTokens': is 'many'"),
-        ("2023-11-16 18:17:03,5", "has 2 columns, not the 3"),
+        ("2023-11-16 18:17:03,5", "has 2 columns: '2023-11-16 18:17:03,5'; it must have 3"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, row: str, message: str) -> None:
@@ -145,11 +149,11 @@ def test_files_that_are_no_traces_are_named_with_the_fix(tmp_path: Path) -> None
     )
     packed = gzip.compress((GOOD + b"\n") * 2000)
     path.write_bytes(packed[: len(packed) // 2])
-    refused(path, "the gzip stream ends early; the file is cut off")
+    refused(path, "the gzip stream ends early: the file is cut off")
     path.write_bytes(packed[:-8] + bytes(8))
     refused(path, "the gzip stream is damaged")
     (tmp_path / "folder").mkdir()
-    refused(tmp_path / "folder", "this directory holds no trace files")
+    refused(tmp_path / "folder", "is a directory; name a trace file in it")
     with pytest.raises(UsageError, match="--format 'csv' is unknown: choose one of"):
         open_trace(str(path), format="csv")
     with pytest.raises(UsageError, match="no trace is given"):

@@ -27,8 +27,8 @@ SESSION = {
             "t": 5.0,
             "type": "subagent",
             "requests": [
-                {"t": 6.0, "type": "n", "in": 64, "out": 1, "hash_ids": [9]},
-                {"t": 12.0, "type": "n", "in": 65, "out": 1, "hash_ids": [9]},
+                {"t": 0.0, "type": "n", "in": 64, "out": 1, "hash_ids": [9]},
+                {"t": 7.0, "type": "n", "in": 65, "out": 1, "hash_ids": [9]},
             ],
         },
         {"t": 8.0, "type": "subagent", "requests": [{"t": 0.5, "type": "n", "in": 64, "hash_ids": [8]}]},
@@ -64,7 +64,7 @@ def test_mooncake_lines_have_512_tokens_an_id_and_milliseconds(tmp_path: Path) -
 
 def test_a_session_is_flattened_in_time_order_with_ids_of_its_own(tmp_path: Path) -> None:
     requests = read(write(tmp_path, json.dumps(SESSION, indent=2).encode()))
-    assert [r.timestamp_s for r in requests] == [0.0, 6.0, 8.5, 10.0, 12.0]
+    assert [r.timestamp_s for r in requests] == [0.0, 5.0, 8.5, 10.0, 12.0]
     assert [r.num_prompt_tokens for r in requests] == [130, 64, 64, 200, 65]
     assert {r.session for r in requests} == {"abc"}
     (namespace,) = {r.namespace for r in requests}
@@ -80,7 +80,7 @@ def test_azure_rows_have_lengths_and_seconds_from_the_first(tmp_path: Path) -> N
     assert (first.num_prompt_tokens, first.num_output_tokens, first.timestamp_s) == (4808, 10, 0.0)
     assert second.timestamp_s == pytest.approx(0.052)
     assert first.token_ids is first.block_ids is None
-    zoned = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,2162,5\n2024-05-10 02:00:01+02:00,1,0\n"
+    zoned = AZURE.splitlines()[0] + "\n2024-05-10 00:00:00.009930+00:00,2162,5\n2024-05-10 02:00:01+02:00,1,0\n"
     assert [r.timestamp_s for r in read(write(tmp_path, zoned.encode()))] == [0.0, pytest.approx(0.99007)]
 
 
@@ -182,8 +182,12 @@ def test_describe_counts_by_hand(tmp_path: Path) -> None:
     with open_trace(str(path)) as trace:
         summary = describe(trace)
     assert (summary.requests, summary.sessions, summary.duration_s, summary.requests_per_s) == (4, 2, 4.0, 1.0)
-    assert summary.reusable_tokens == 63 + 32  # one token of a prompt is always computed
-    assert summary.reusable_share == 95 / 200
+    assert summary.reusable_tokens == 48 + 32  # the last token is always computed, so its unit is too
+    assert summary.reusable_share == 80 / 200
+    assert (summary.distinct_units, summary.distinct_tokens) == (
+        4 + 0 + 2,
+        16 * 6,
+    )  # with the salt the same ids are others
     assert summary.prompt_tokens["max"] == 64
     assert summary.output_tokens["total"] == 6
     assert summary.shared_prefixes == [{"tokens": 64, "requests": 2}, {"tokens": 32, "requests": 3}]

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from kvblocks.traces.formats import Format, LineParser, ReadOptions, register
 from kvblocks.traces.request import TraceRequest
+from kvblocks.traces.source import BOM
 from kvblocks.traces.values import BadValue, shown, token_count
 
 HEADER = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -67,7 +68,7 @@ def _nanoseconds(value: str) -> int:
 
 
 def _looks_like(head: bytes) -> bool:
-    return head.removeprefix(b"\xef\xbb\xbf").startswith(b"TIMESTAMP,ContextTokens,GeneratedTokens")
+    return head.removeprefix(BOM).startswith(b"TIMESTAMP,ContextTokens,GeneratedTokens")
 
 
 register(Format("azure", _looks_like, lines=_lines, sort_command=SORT_COMMAND))

@@ -131,7 +131,7 @@ class _Prefixes:
         """The prefixes that save most tokens, without those that are nearly another one.
 
         In a conversation every turn is a prefix of the next. Of prefixes of which one extends the other, and which
-        about as many requests have (half to double), only the one that saves most is shown.
+        about as many requests have (less than half as many more), only the one that saves most is shown.
         """
         requests = self._requests
         inner = bytearray(len(self))  # whether the same requests have a longer prefix in common
@@ -147,7 +147,7 @@ class _Prefixes:
             line = set(self._line(candidate))
             if not any(
                 (other in line or candidate in others)
-                and requests[other] <= 2 * requests[candidate] <= 4 * requests[other]
+                and 2 * max(requests[other], requests[candidate]) < 3 * min(requests[other], requests[candidate])
                 for other, others in zip(chosen, above, strict=True)
             ):
                 chosen.append(candidate)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from kvblocks.errors import MissingExtraError
 from kvblocks.traces.request import TraceRequest
+from kvblocks.traces.source import BOM
 from kvblocks.traces.values import BadValue, shown
 
 try:
@@ -16,7 +17,6 @@ except ImportError as missing:
     raise MissingExtraError("msgspec", "cli", "reading traces") from missing
 
 JSON = msgspec.json.Decoder()
-_BOM = b"\xef\xbb\xbf"
 
 
 class TextEncoder(Protocol):
@@ -79,7 +79,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
 def first_object(head: bytes) -> dict[str, Any]:
     """The object on the first line of these bytes, or the keys of one that is cut off; empty when there is none."""
-    line = head.removeprefix(_BOM).lstrip().split(b"\n", 1)[0]
+    line = head.removeprefix(BOM).lstrip().split(b"\n", 1)[0]
     try:
         record = JSON.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

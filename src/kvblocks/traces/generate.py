@@ -29,13 +29,13 @@ class Workload:
     seed: int = 0
     sessions_per_s: float = 1.0
     """Conversations (for `rag`: questions) that start per second."""
-    turns: float = 6.0
+    turns: float = 5.0
     """Mean turns of a conversation."""
     think_time_s: float = 15.0
     """Mean time between an answer and the next turn."""
     system_tokens: int = 512
     """The system prompt that all share."""
-    user_tokens: int = 120
+    user_tokens: int = 160
     """Mean of what a turn adds: a user's message, or a tool's result."""
     output_tokens: int = 240
     """Mean of an answer."""
@@ -203,7 +203,6 @@ KINDS: dict[str, tuple[Callable[[_Writer], Iterator[TraceRequest]], Workload]] =
             system_tokens=8192,
             user_tokens=600,
             output_tokens=160,
-            max_prompt_tokens=131_072,
         ),
     ),
     "rag": (_rag, Workload(sessions_per_s=4.0)),

@@ -12,7 +12,7 @@ from kvblocks.errors import TraceError, UsageError
 from kvblocks.traces import azure, kv_cache_tester, mooncake, own  # noqa: F401 - they register themselves
 from kvblocks.traces.formats import FORMATS, Format, ReadOptions, TextEncoder
 from kvblocks.traces.request import TraceRequest
-from kvblocks.traces.source import Source
+from kvblocks.traces.source import BOM, Source
 from kvblocks.traces.values import BadValue, shown
 
 TRACE_SUFFIXES = (".json", ".jsonl", ".csv", ".gz")
@@ -175,7 +175,7 @@ class _Order:
 def _detect(source: Source) -> Format:
     """The format that a file's beginning speaks for."""
     head = source.head()
-    if not head.removeprefix(b"\xef\xbb\xbf").strip():
+    if not head.removeprefix(BOM).strip():
         raise TraceError(source.path, "is empty; a trace has at least one request")
     for found in FORMATS.values():
         if found.looks_like(head):

@@ -18,6 +18,7 @@ from kvblocks.traces.values import BadValue
 MAX_LINE_BYTES = 64 * 2**20
 """Longer lines are bad: a prompt of some million tokens fits several times."""
 HEAD_BYTES = 1 << 16
+BOM = b"\xef\xbb\xbf"
 _GZIP = b"\x1f\x8b"
 
 
@@ -40,10 +41,10 @@ class Source:
             with _Guard(self.path):
                 self._counted = _Counted(self._raw)
                 # A pipe may give less than was asked for; what was looked at is put back in front.
-                start = _read_until(self._counted, len(_GZIP), None)
+                start = _read(self._counted, len(_GZIP), lambda data: False)
                 plain = _joined(start, self._counted)
                 unpacked = gzip.GzipFile(fileobj=plain) if start == _GZIP else plain
-                self._head = _read_until(unpacked, HEAD_BYTES, b"\n")
+                self._head = _read(unpacked, HEAD_BYTES, _tells_the_format)
                 self._stream = _joined(self._head, unpacked)
         except BaseException:
             self.close()
@@ -69,7 +70,7 @@ class Source:
         return self._counted.count
 
     def head(self) -> bytes:
-        """The first line, or the first bytes of it where it is long; perhaps more. Consumes nothing."""
+        """The first bytes: at least the first line, or 64 KiB of it. Consumes nothing."""
         return self._head
 
     def lines(self) -> Iterator[tuple[int, bytes | BadValue]]:
@@ -89,7 +90,7 @@ class Source:
                 yield number, BadValue(None, f"is longer than {MAX_LINE_BYTES:,} bytes, which no line of a trace is")
                 continue
             if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
+                line = line.removeprefix(BOM)
             line = line.strip()
             if line:
                 yield number, line
@@ -103,7 +104,7 @@ class Source:
     def read(self) -> bytes:
         """All that is left, without a byte order mark."""
         with _Guard(self.path):
-            return self._stream.read().removeprefix(b"\xef\xbb\xbf")
+            return self._stream.read().removeprefix(BOM)
 
     def close(self) -> None:
         """Close the file; standard input stays open. Safe to call again."""
@@ -116,20 +117,21 @@ class _Readable(Protocol):
     def read1(self, size: int, /) -> bytes: ...
 
 
-def _read_until(stream: _Readable, size: int, end: bytes | None) -> bytes:
-    """So many bytes, or all up to the read in which `end` occurs, or all there are."""
-    parts: list[bytes] = []
-    have = 0
-    while have < size:
-        part = stream.read1(size - have)
+def _read(stream: _Readable, size: int, enough: Callable[[bytes], bool]) -> bytes:
+    """So many bytes, or until they are enough, or all there are."""
+    data = b""
+    while len(data) < size and not (data and enough(data)):
+        part = stream.read1(size - len(data))
         if not part:
             break
-        parts.append(part)
-        have += len(part)
-        # Blank lines and a byte order mark do not count as a first line.
-        if end is not None and end in part and b"".join(parts).removeprefix(b"\xef\xbb\xbf").strip():
-            break
-    return b"".join(parts)
+        data += part
+    return data
+
+
+def _tells_the_format(data: bytes) -> bool:
+    """Whether the first line is whole (no object goes on after it), so that a live pipe need not be waited for."""
+    line, end, _ = data.removeprefix(BOM).lstrip().partition(b"\n")
+    return bool(end) and (line[:1] not in b"{[" or line.rstrip().endswith((b"}", b"]")))
 
 
 def _joined(start: bytes, rest: _Readable) -> io.BufferedReader:
