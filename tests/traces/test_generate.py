@@ -24,7 +24,7 @@ def test_a_generated_trace_reads_back_as_it_was_made(tmp_path: Path, kind: str) 
     assert made != list(generate(kind, Workload(requests=200, seed=5)))
 
 
-@pytest.mark.parametrize("kind, low, high", [("chat", 0.6, 0.9), ("agent", 0.85, 1.0), ("rag", 0.3, 0.7)])
+@pytest.mark.parametrize("kind, low, high", [("chat", 0.6, 0.8), ("agent", 0.85, 1.0), ("rag", 0.3, 0.6)])
 def test_the_reusable_share_is_that_of_its_kind(kind: str, low: float, high: float) -> None:
     summary = describe(generate(kind, KINDS[kind][1]))
     assert summary.requests == 1000
@@ -53,5 +53,45 @@ def test_impossible_workloads_are_refused() -> None:
         Workload(requests=0)
     with pytest.raises(UsageError, match="sessions_per_s"):
         Workload(sessions_per_s=0.0)
+    with pytest.raises(UsageError, match="leaves no room after the system prompt"):
+        Workload(system_tokens=1000, max_prompt_tokens=1000)
+    for bad in (float("nan"), float("inf"), -1.0):
+        with pytest.raises(UsageError, match="zipf"):
+            Workload(zipf=bad)
     with pytest.raises(UsageError, match="documents_per_request=9 exceeds documents=3"):
         Workload(documents=3, documents_per_request=9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_extreme_workloads_still_give_their_requests(kind: str) -> None:
+    extremes = [
+        Workload(requests=20, user_tokens=10**6, output_tokens=10**6, system_tokens=0, max_prompt_tokens=64),
+        Workload(requests=20, system_tokens=960, max_prompt_tokens=1024, document_tokens=10**4),
+        Workload(requests=20, zipf=10, documents=1000, documents_per_request=1000, document_tokens=1),
+        Workload(requests=20, turns=1, think_time_s=0, sessions_per_s=1e6),
+        Workload(requests=20, turns=10**6, think_time_s=0, sessions_per_s=1e-6),
+    ]
+    for workload in extremes:
+        made = list(generate(kind, workload))
+        assert len(made) == 20
+        times = [request.timestamp_s or 0.0 for request in made]
+        assert times == sorted(times)
+        assert all(request.num_prompt_tokens <= workload.max_prompt_tokens for request in made)
+
+
+def test_an_answer_comes_back_in_the_next_prompt_of_its_conversation() -> None:
+    before: dict[str | None, list[int]] = {}
+    for request in generate("chat", Workload(requests=200, seed=2)):
+        ids = list(request.block_ids or ())
+        if request.session in before:
+            earlier = before[request.session]
+            assert ids[: len(earlier)] == earlier
+            assert len(ids) > len(earlier) + 1
+        before[request.session] = ids
+
+
+def test_documents_of_a_question_differ() -> None:
+    workload = Workload(requests=100, documents=4, documents_per_request=4, zipf=3, document_tokens=16)
+    for request in generate("rag", workload):
+        ids = list(request.block_ids or ())
+        assert len(set(ids)) == len(ids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import sys
 from dataclasses import replace
 from itertools import islice
@@ -17,7 +18,7 @@ from kvblocks.cli import printable
 from kvblocks.cli.output import check_writable, write_json
 from kvblocks.cli.sizes import number, whole_number
 from kvblocks.errors import UsageError
-from kvblocks.traces import KINDS, TraceSummary, describe, generate, open_traces, write_trace
+from kvblocks.traces import KINDS, Skipped, TraceSummary, describe, generate, open_traces, write_trace
 
 app = typer.Typer(help="Look at a recorded request trace, or make one up.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -26,8 +27,14 @@ DESCRIBE_HELP = """Say what a trace holds: requests, lengths, times, and how muc
 \b
   kvblocks trace describe trace.jsonl
   kvblocks trace describe sessions/ --json -
+  kvblocks trace describe chat.jsonl.gz --tokenizer tokenizer.json --skip-bad-lines
+  kvblocks trace generate rag | kvblocks trace describe -
 
-The reusable share is what an unbounded cache would hit, in whole content units of the trace.
+The format is detected: mooncake (JSONL with hash_ids), kv-cache-tester (session JSON), azure (CSV of lengths) or
+kvblocks (our own JSONL); plain or gzip. Several traces are merged by time.
+
+The reusable share is what an unbounded cache would hit, in whole content units of the trace: one id's tokens, or 16
+where the trace has token ids. No cache of these requests hits more, at blocks of that size.
 """
 
 GENERATE_HELP = """Make up a workload: chat, agent or rag. The same seed gives the same trace.
@@ -55,6 +62,12 @@ def describe_command(
     skip_bad_lines: Annotated[
         bool, typer.Option("--skip-bad-lines", help="Leave out lines that cannot be read, and count them.")
     ] = False,
+    tokens_per_id: Annotated[
+        int | None,
+        typer.Option(
+            parser=whole_number, metavar="N", help="mooncake: tokens that a hash id stands for; 512 when left out."
+        ),
+    ] = None,
     limit: Annotated[
         int | None, typer.Option(parser=whole_number, metavar="N", help="Read this many requests at most.")
     ] = None,
@@ -62,18 +75,32 @@ def describe_command(
         str | None, typer.Option("--json", metavar="FILE|-", help="Write JSON; - is standard output.")
     ] = None,
 ) -> None:
+    if limit is not None and limit < 1:
+        raise UsageError(f"--limit {limit}: must be at least 1; leave it out to read all")
     check_writable(json_path, "--json")
-    with open_traces(paths, format=trace_format, tokenizer=tokenizer, skip_bad_lines=skip_bad_lines) as trace:
+    with open_traces(
+        paths,
+        format=trace_format,
+        tokenizer=tokenizer,
+        tokens_per_id=tokens_per_id,
+        skip_bad_lines=skip_bad_lines,
+    ) as trace:
         summary = describe(islice(trace, limit))
     skipped = trace.skipped
     if json_path is not None:
-        data = {"paths": paths, "format": trace.format, "skipped_lines": skipped.count, **summary.to_dict()}
-        write_json(data, json_path)
+        about: dict[str, Any] = {
+            "paths": [printable(path) for path in paths],
+            "format": trace.format,
+            "skipped_lines": skipped.count,
+            "skipped_examples": [printable(example) for example in skipped.examples],
+        }
+        write_json(about | summary.to_dict(), json_path)
     if json_path != "-":
-        _print(Console(highlight=False), trace.format, skipped.count, summary)
+        # What a trace says must not steer the terminal, nor be taken for markup.
+        _print(Console(highlight=False, markup=False, emoji=False), trace.format, skipped, summary)
 
 
-def _print(console: Console, name: str, skipped: int, summary: TraceSummary) -> None:
+def _print(console: Console, name: str, skipped: Skipped, summary: TraceSummary) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
@@ -82,20 +109,26 @@ def _print(console: Console, name: str, skipped: int, summary: TraceSummary) -> 
         table.add_row(label, printable(value))
 
     row("format", name)
-    row("requests", f"{summary.requests:,}" + (f" ({skipped:,} bad lines left out)" if skipped else ""))
+    row("requests", f"{summary.requests:,}" + (f" ({skipped.count:,} bad lines left out)" if skipped.count else ""))
     if summary.sessions:
         row("sessions", f"{summary.sessions:,}")
     if summary.duration_s is not None:
         rate = f", {summary.requests_per_s:,.2f} requests per second" if summary.requests_per_s else ""
         row("duration", f"{summary.duration_s:,.1f} s{rate}")
+    if 0 < summary.without_timestamp < summary.requests:
+        row("no timestamp", f"{summary.without_timestamp:,} requests")
     row("content", ", ".join(f"{how}: {count:,}" for how, count in summary.content.items()))
+    row("also given", ", ".join(summary.fields) or "nothing")
     for label, spread in (("prompt tokens", summary.prompt_tokens), ("output tokens", summary.output_tokens)):
         parts = ", ".join(f"{key} {spread[key]:,.0f}" for key in ("mean", "p50", "p90", "p99", "max"))
         row(label, f"{spread['total']:,.0f} ({parts})")
+    row("distinct", f"{summary.distinct_tokens:,} tokens in {summary.distinct_units:,} content units")
     row("reusable", f"{summary.reusable_tokens:,} tokens, {100 * summary.reusable_share:.1f} % of the prompts")
     for prefix in summary.shared_prefixes:
         row("shared prefix", f"{prefix['tokens']:,} tokens by {prefix['requests']:,} requests")
     console.print(table)
+    for example in skipped.examples[:1]:
+        console.print(f"The first bad line: {printable(example)}", soft_wrap=True)
 
 
 @app.command("generate", help=GENERATE_HELP)
@@ -163,5 +196,6 @@ def generate_command(
 
 def _create(path: str) -> IO[Any]:
     if Path(path).suffix == ".gz":
-        return gzip.open(path, "wt", encoding="utf-8")
+        # No time in the header: the same seed gives the same bytes.
+        return io.TextIOWrapper(gzip.GzipFile(path, "wb", mtime=0), encoding="utf-8")
     return open(path, "w", encoding="utf-8")

@@ -16,7 +16,17 @@ TOKENS_PER_UNIT = 16
 """Token-id prompts are compared in units of so many tokens."""
 NUM_PREFIXES = 5
 _NUM_CANDIDATES = 1000
-_OPTIONAL = ("timestamp_s", "session", "cache_salt", "lora", "priority", "num_output_tokens")
+_OPTIONAL = {
+    "timestamp_s": "timestamp",
+    "num_output_tokens": "output_length",
+    "session": "session",
+    "cache_salt": "cache_salt",
+    "lora": "lora",
+    "priority": "priority",
+}
+"""Attributes of a request, and what our own format calls them."""
+_NOTHING_SAID = {"num_output_tokens": 0, "priority": 0}
+"""The values of attributes that are never None when the trace does not say them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +45,7 @@ class TraceSummary:
     content: dict[str, int]
     """How many requests say what their prompt is, and how."""
     fields: list[str]
-    """What requests say beyond their prompt, in at least one of them."""
+    """What at least one request says beyond its prompt, by the names of our own format."""
     distinct_units: int
     """Content units (an id's tokens, or 16 token ids) that differ in content or in what comes before them."""
     distinct_tokens: int
@@ -56,7 +66,7 @@ def describe(requests: Iterable[TraceRequest]) -> TraceSummary:
     prefixes = _Prefixes()
     sessions: set[str] = set()
     content: Counter[str] = Counter()
-    fields: dict[str, None] = {}
+    fields: set[str] = set()
     first = last = None
     reusable = without_timestamp = 0
     for request in requests:
@@ -72,7 +82,9 @@ def describe(requests: Iterable[TraceRequest]) -> TraceSummary:
         content[
             "token ids" if request.token_ids is not None else "content ids" if request.block_ids else "length only"
         ] += 1
-        fields.update((name, None) for name in _OPTIONAL if getattr(request, name) not in (None, 0))
+        fields.update(
+            name for name in _OPTIONAL if name not in fields and getattr(request, name) != _NOTHING_SAID.get(name)
+        )
         reusable += prefixes.add(request)
     total = sum(prompts)
     duration = None if first is None or last is None else last - first
@@ -85,7 +97,7 @@ def describe(requests: Iterable[TraceRequest]) -> TraceSummary:
         prompt_tokens=_spread(prompts),
         output_tokens=_spread(outputs),
         content=dict(content),
-        fields=[name for name in _OPTIONAL if name in fields],
+        fields=[shown for name, shown in _OPTIONAL.items() if name in fields],
         distinct_units=len(prefixes),
         distinct_tokens=prefixes.num_tokens,
         reusable_tokens=reusable,
