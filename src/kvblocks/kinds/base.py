@@ -314,6 +314,10 @@ class CacheGroup:
         table += blocks
         return copied + blocks
 
+    def allocate_external(self, request: CacheableRequest, num_tokens: int) -> None:
+        """Lengthen the table for tokens whose content a connector brings."""
+        self.allocate(request, num_tokens, num_tokens)
+
     def _copy_on_write(self, request_id: str, table: list[int]) -> list[int]:
         """Give the request its own copy of the block in which its hit ends.
 

@@ -79,8 +79,9 @@ class CheckpointGroup(StateGroup):
     def __init__(self, spec: MambaSpec, context: GroupContext) -> None:
         super().__init__(spec, context)
         self._retired: dict[str, int] = {}  # leading positions whose states have been freed
+        self._before: dict[str, int] = {}  # the position of the state from which the last longer table went on
         self._has_drafts: set[str] = set()  # requests whose table ends with the drafts' blocks
-        self._new_this_step: set[int] = set()
+        self._new_this_step: set[bytes | None] = set()  # hashes of the checkpoints that this step computes
 
     # -- Hit ------------------------------------------------------------------------------------------------------
 
@@ -113,12 +114,15 @@ class CheckpointGroup(StateGroup):
             return
         start = self._num_retired(request_id, table)
         end = min(self.skipped_tokens(num_processed_tokens) // self.block_size, len(table))
-        if end <= start:
-            return
-        removed = [block for block in table[start:end] if block != NULL_BLOCK]
-        table[start:end] = [NULL_BLOCK] * (end - start)
-        self._retired[request_id] = end
-        self.pool.free(removed[::-1])
+        if end > start:
+            removed = [block for block in table[start:end] if block != NULL_BLOCK]
+            table[start:end] = [NULL_BLOCK] * (end - start)
+            self._retired[request_id] = end
+            self.pool.free(removed[::-1])
+        before = self._before.get(request_id, len(table))
+        if before < blocks_for(num_processed_tokens, self.block_size) - 1 and table[before] != NULL_BLOCK:
+            self.pool.free((table[before],))
+            table[before] = NULL_BLOCK
 
     def _num_retired(self, request_id: str, table: Sequence[int]) -> int:
         return self._retired.get(request_id, 0)
@@ -145,15 +149,20 @@ class CheckpointGroup(StateGroup):
         A hit on a checkpoint that was made findable in this very step cannot be used yet: attention writes what it
         reads in one step, a state does not. Then the need exceeds any pool, so that the scheduler waits a step.
         """
-        if hits and hits[-1] in self._new_this_step:
+        if hits and self.pool.hash_of[hits[-1]] in self._new_this_step:
             return self.pool.num_blocks + 1
         table = self.tables.get(request.request_id, ())
         positions = blocks_for(num_main_tokens, self.block_size) + self.num_speculative_blocks
-        if positions <= len(hits) + len(table) and table:
-            return 0
-        need = 1 if table else 1 + self.num_speculative_blocks
-        if positions <= len(hits):
-            need = self.num_speculative_blocks
+        need = positions - len(hits) - len(table)  # below zero after a jump, which the hits may use up again
+        if need > 0:
+            need = min(need, 1 + (0 if request.request_id in self._has_drafts else self.num_speculative_blocks))
+        if num_adopted_tokens > num_local_tokens and not at_admission:
+            # External states take blocks of their own; vLLM forgets that, and can fail half-way where we refuse.
+            skipped = self.skipped_tokens(num_adopted_tokens) // self.block_size
+            held = max(skipped, len(hits) + len(table))
+            before = max(blocks_for(num_adopted_tokens, self.block_size), held)
+            running = positions - self.num_speculative_blocks - 1
+            need = before - held + max(positions - max(before, running), 0)
         free_hits = [block for block in hits if block != NULL_BLOCK and not self.pool.ref_count[block]]
         return need + len(free_hits)
 
@@ -166,7 +175,12 @@ class CheckpointGroup(StateGroup):
         before = len(table)
         length = blocks_for(num_main_tokens, self.block_size) + drafts
         if length <= before:
+            self._has_drafts.add(request.request_id)
             return []
+        if request.request_id in self._has_drafts:
+            self._before[request.request_id] = before - 1 - drafts
+        elif before:
+            self._before[request.request_id] = before - 1
         running = length - drafts - 1  # the position of the state after the step's last token
         if request.request_id not in self._has_drafts:
             self._has_drafts.add(request.request_id)
@@ -181,29 +195,36 @@ class CheckpointGroup(StateGroup):
             table += self.pool.allocate(length - len(table))
         return table[before:]
 
-    def cache(self, request: CacheableRequest, num_tokens: int) -> Sequence[CachedRun]:
-        """The checkpoints among the newly full positions; and again the one where a replay would resume.
+    def allocate_external(self, request: CacheableRequest, num_tokens: int) -> None:
+        """A block for every position: a connector may bring any of the states. The drafts' blocks come later."""
+        table = self.tables[request.request_id]
+        table += self.pool.allocate(max(0, blocks_for(num_tokens, self.block_size) - len(table)))
 
-        That one is entered again, if it is the last full position, in case its content was evicted on purpose while
-        the state is still here (vLLM does so where groups are combined).
+    def cache(self, request: CacheableRequest, num_tokens: int) -> Sequence[CachedRun]:
+        """The checkpoints among the newly full positions; and the one where the same prompt would resume.
+
+        That one is entered each time that the count stands there, in case its content was evicted on purpose.
         """
         first = self.num_cached.get(request.request_id, 0)
         runs = super().cache(request, num_tokens)
-        new = self.tables[request.request_id][first : num_tokens // self.block_size]
-        self._new_this_step.update(block for block in new if self.pool.hash_of[block] is not None)
-        if self.context.cache_step == 1:
-            return runs
-        retention, size = self.context.retention, self.block_size
-        steps = (request.num_prompt_tokens - 1) // retention.alignment - retention.resend_steps_back
-        resume = steps * retention.alignment
+        table, hash_of, size = self.tables[request.request_id], self.pool.hash_of, self.block_size
+        self._new_this_step.update(hash_of[block] for block in table[first : num_tokens // size] if hash_of[block])
+        resume = self._resume_point(request)
         at = resume // size - 1
-        block = self.tables[request.request_id][at] if 0 <= at == num_tokens // size - 1 else NULL_BLOCK
-        if block == NULL_BLOCK:
+        if not resume or num_tokens != resume or at >= len(table) or table[at] == NULL_BLOCK:
             return runs
         (block_hash,) = self.hashes_of_blocks(request.block_hashes, at, at + 1)
-        if not self.pool.cache_partial(self.group_id, block, block_hash, resume):
+        self._new_this_step.add(block_hash)
+        if not self.pool.cache_partial(self.group_id, table[at], block_hash, resume):
             return runs
-        return (*runs, CachedRun(resume - size, size, (block,), (block_hash,))) if self.context.observed else ()
+        return (*runs, CachedRun(resume - size, size, (table[at],), (block_hash,))) if self.context.observed else ()
+
+    def _resume_point(self, request: CacheableRequest) -> int:
+        """Where the same prompt sent again would resume, in tokens; a unit earlier with a draft head."""
+        unit = self.context.hash_block_size
+        if self.context.retention.resend_steps_back:
+            return max(request.num_prompt_tokens // unit - 1, 0) * unit
+        return (request.num_prompt_tokens - 1) // unit * unit
 
     def worth_caching(self, request: CacheableRequest, start: int, end: int) -> set[int] | None:
         """The states at the points that retention keeps."""
@@ -220,6 +241,7 @@ class CheckpointGroup(StateGroup):
     def pop(self, request_id: str) -> list[int]:
         self._retired.pop(request_id, None)
         self._has_drafts.discard(request_id)
+        self._before.pop(request_id, None)
         return super().pop(request_id)
 
 
@@ -258,6 +280,8 @@ class MambaSpec(KVCacheSpec):
     @property
     def page_size_bytes(self) -> int:
         return self.state_bytes if self.page_size_padded is None else self.page_size_padded
+
+    group_class = CheckpointGroup
 
     def make_group(self, context: GroupContext) -> CacheGroup:
         return (CheckpointGroup if self.cache_mode == "align" else StateGroup)(self, context)

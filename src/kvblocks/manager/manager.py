@@ -323,7 +323,7 @@ class KVCacheManager:
             group.adopt(request, () if hits is None else hits[group.group_id], local, adopted)
         if external:
             for group in waiting:
-                group.allocate(request, adopted, adopted)
+                group.allocate_external(request, adopted)
 
     def _cache(self, request: Request, num_tokens: int) -> None:
         """Make full blocks findable, and note until when there is nothing more to do for the request."""
