@@ -84,12 +84,14 @@ def test_a_request_admitted_later_hits_what_an_earlier_one_computes_in_the_same_
     assert tokens_of(step) == {"a": 20, "b": 4}
 
 
-def test_a_state_computed_in_this_step_is_hit_in_the_next_only() -> None:
+def test_a_state_is_hit_only_after_the_steps_that_compute_and_use_it() -> None:
+    """As in vLLM, which renews the mark while the state is still the one that its owner goes on from."""
     specs: list[KVCacheSpec] = [FullAttentionSpec(block_size=4), MambaSpec(block_size=4)]
     engine = Engine(60, specs, max_num_batched_tokens=4 * 4)
     engine.add("a", range(17))
     engine.add("b", range(17))
     assert tokens_of(engine.step()) == {"a": 16}
+    assert tokens_of(engine.step()) == {"a": 1}
     step = engine.step()
     assert tokens_of(step) == {"a": 1, "b": 1}
     assert step.admitted[0].num_hit_tokens == 16
