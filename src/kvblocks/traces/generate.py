@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -141,7 +142,8 @@ def _conversations(writer: _Writer, *, prefix_of: Callable[[], list[int]]) -> It
 def _turns(writer: _Writer, session: str, start_s: float, context: list[int]) -> Iterator[tuple[float, TraceRequest]]:
     """One conversation: each request with the time at which the next one is due."""
     workload, rng = writer.workload, writer.rng
-    turns = 1 + int(rng.expovariate(1 / max(workload.turns - 1, 1e-9)))
+    # The whole part of an exponential number is geometric; this rate makes the mean exact.
+    turns = 1 if workload.turns == 1 else 1 + int(rng.expovariate(-math.log1p(-1 / workload.turns)))
     time_s = start_s
     for turn in range(turns):
         room = writer.room(context)
