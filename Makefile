@@ -34,7 +34,7 @@ unit: $(VENV)/.installed ## pytest on all cores
 	$(BIN)/python -m pytest -n auto
 
 bench: $(VENV)/.installed ## print what each operation costs on this machine
-	$(BIN)/python benchmarks/core.py
+	$(BIN)/python benchmarks/core.py --json out/bench.json
 
 clean: ## delete the environment and everything generated
 	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache
