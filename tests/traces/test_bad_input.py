@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvblocks.errors import KVBlocksError, MissingExtraError, TraceError, UsageError
-from kvblocks.traces import open_trace, open_traces
+from kvblocks.traces import describe, open_trace, open_traces
 
 GOOD = b'{"timestamp": 5, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}'
 
@@ -206,3 +206,33 @@ def test_a_missing_tokenizer_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(MissingExtraError, match=r"kvblocks\[text\]"):
         open_trace(str(path), tokenizer=str(tmp_path))
+
+
+def test_no_mix_of_fields_and_values_raises_anything_else(tmp_path: Path) -> None:
+    """Every message stays short and printable, whatever the trace says."""
+    rng = random.Random(5)
+    numbers = [0, -1, 1, 16, 513, 2**31, 2**63, 2**64, 10**400, -(10**400), 1.5, 1e308, -0.0]
+    others = [None, True, "", "x\x1b[31m", [], {}, [1], [True], [1.0], [2**70], [None], [[1]], list(range(40))]
+    values = [*numbers, *others, [{}], [{"role": "user", "content": "x"}]]
+    fields = (
+        "timestamp input_length output_length hash_ids block_ids tokens_per_id prompt_token_ids messages prompt "
+        "session cache_salt lora priority request_id namespace t in out block_size id hash_id_scope agent_id"
+    ).split()
+
+    def record(depth: int = 0) -> dict[str, Any]:
+        made = {field: rng.choice(values) for field in rng.sample(fields, rng.randrange(1, 9))}
+        if rng.random() < 0.3 and depth < 12:
+            made["requests"] = [record(depth + 1) for _ in range(rng.randrange(3))]
+        return made
+
+    path = tmp_path / "trace"
+    for _ in range(400):
+        path.write_text("".join(json.dumps(record()) + "\n" for _ in range(rng.randrange(1, 4))))
+        for name in (None, "mooncake", "kvblocks", "kv-cache-tester", "azure"):
+            try:
+                with open_trace(str(path), format=name, skip_bad_lines=rng.random() < 0.5) as trace:
+                    describe(trace)
+            except KVBlocksError as error:
+                message = str(error).replace(str(path), "")
+                assert message.isprintable()
+                assert len(message) < 600

@@ -221,7 +221,8 @@ class KVCacheManager:
         hits = None if new_computed_blocks is None else new_computed_blocks.blocks
         local = computed + num_new_computed_tokens
         adopted = local + num_external_computed_tokens
-        total = min(adopted, self.max_model_len)
+        max_model_len = self.max_model_len
+        total = adopted if adopted < max_model_len else max_model_len
         watermark = 0
         if self._watermark_blocks and has_scheduled_reqs and request.status.name in ("WAITING", "PREEMPTED"):
             watermark = self._watermark_blocks
@@ -236,7 +237,9 @@ class KVCacheManager:
                 return None
 
         main = total + num_new_tokens
-        slots = min(main + num_lookahead_tokens, self.max_model_len)
+        slots = main + num_lookahead_tokens
+        if slots > max_model_len:
+            slots = max_model_len
         for group in self._skipping_groups:
             group.remove_skipped_blocks(request.request_id, max(0, total - request.num_in_flight_tokens))
         need = self._blocks_needed(request, slots, main, hits, local, adopted, num_encoder_tokens)
@@ -257,7 +260,8 @@ class KVCacheManager:
             ]
         )
         if not delay_cache_blocks:
-            self._cache(request, min(total + num_new_tokens, request.num_tokens))
+            num_tokens = request.num_tokens
+            self._cache(request, main if main < num_tokens else num_tokens)
         result = KVCacheBlocks(new_blocks) if any(new_blocks) else self.empty_kv_cache_blocks
         if self._observer is not None:
             admission = Admission(num_new_computed_tokens, num_external_computed_tokens) if admitted else None

@@ -2,7 +2,8 @@
 
 from kvblocks.traces.describe import TraceSummary, describe
 from kvblocks.traces.generate import KINDS, Workload, generate, write_trace
-from kvblocks.traces.open import MergedTraces, Skipped, Trace, open_trace, open_traces
+from kvblocks.traces.open import MergedTraces, open_trace, open_traces
+from kvblocks.traces.reader import Skipped, Trace
 from kvblocks.traces.request import TraceRequest
 
 __all__ = [
