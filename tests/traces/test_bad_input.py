@@ -212,12 +212,25 @@ def test_no_mix_of_fields_and_values_raises_anything_else(tmp_path: Path) -> Non
     """Every message stays short and printable, whatever the trace says."""
     rng = random.Random(5)
     numbers = [0, -1, 1, 16, 513, 2**31, 2**63, 2**64, 10**400, -(10**400), 1.5, 1e308, -0.0]
-    others = [None, True, "", "x\x1b[31m", [], {}, [1], [True], [1.0], [2**70], [None], [[1]], list(range(40))]
+    others: list[Any] = [
+        None,
+        True,
+        "",
+        "x\x1b[31m",
+        [],
+        {},
+        [1],
+        [True],
+        [1.0],
+        [2**70],
+        [None],
+        [[1]],
+        list(range(40)),
+    ]
     values = [*numbers, *others, [{}], [{"role": "user", "content": "x"}]]
-    fields = (
-        "timestamp input_length output_length hash_ids block_ids tokens_per_id prompt_token_ids messages prompt "
-        "session cache_salt lora priority request_id namespace t in out block_size id hash_id_scope agent_id"
-    ).split()
+    fields = ["timestamp", "input_length", "output_length", "hash_ids", "block_ids", "tokens_per_id", "messages"]
+    fields += ["prompt_token_ids", "prompt", "session", "cache_salt", "lora", "priority", "request_id", "namespace"]
+    fields += ["t", "in", "out", "block_size", "id", "hash_id_scope", "agent_id"]
 
     def record(depth: int = 0) -> dict[str, Any]:
         made = {field: rng.choice(values) for field in rng.sample(fields, rng.randrange(1, 9))}

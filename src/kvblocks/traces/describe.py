@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -107,37 +106,49 @@ def describe(requests: Iterable[TraceRequest]) -> TraceSummary:
 
 
 class _Prefixes:
-    """Every distinct prefix in whole content units: how long it is, how many requests have it, what it extends.
+    """A tree of every distinct prefix in whole content units: how long it is, how many requests have it.
 
-    A prefix is known by a digest of all that is in it, so that one entry each is all the memory it takes.
+    Prefixes are numbered. Those of no tokens are the roots: one for each set of requests that can share at all.
     """
 
     def __init__(self) -> None:
-        self._number: dict[bytes, int] = {}
-        self._tokens, self._requests = array("I"), array("I")
-        self._parent = array("q")
+        self._root: dict[tuple[object, ...], int] = {}
+        self._unit: dict[int | bytes, int] = {}
+        """Content units by small numbers, so that an edge of the tree is one machine word."""
+        self._longer: dict[int, int] = {}
+        """Prefix and unit, as `prefix << 32 | unit`, to the prefix that is longer by that unit."""
+        self._tokens, self._requests, self._parent = array("I"), array("I"), array("q")
         self.num_tokens = 0
 
     def __len__(self) -> int:
-        return len(self._number)
+        return len(self._longer)
 
     def add(self, request: TraceRequest) -> int:
-        """Count the request's prefixes; how many of its tokens were known before it."""
-        known, parent = 0, -1
-        size = 1
-        for digest, size, tokens in _digests(request):
-            number = self._number.get(digest)
-            if number is None:
-                number = self._number[digest] = len(self._number)
-                self._tokens.append(tokens)
-                self._requests.append(0)
-                self._parent.append(parent)
-                self.num_tokens += size
-            else:
-                known = tokens
-            self._requests[number] += 1
-            parent = number
-        return min(known, (request.num_prompt_tokens - 1) // size * size)
+        """Count the request's prefixes; how many of its tokens a cache that forgets nothing would have had."""
+        space, size, units = _content(request)
+        if not units:
+            return 0
+        prefix = self._root.get(space)
+        if prefix is None:
+            prefix = self._root[space] = self._add(-1, 0)
+        known = len(units)
+        numbers, longer, requests = self._unit, self._longer, self._requests
+        for at, unit in enumerate(units):
+            edge = prefix << 32 | numbers.setdefault(unit, len(numbers))
+            found = longer.get(edge)
+            if found is None:
+                known = min(known, at)
+                found = longer[edge] = self._add(prefix, size)
+            prefix = found
+            requests[prefix] += 1
+        return min(known, (request.num_prompt_tokens - 1) // size) * size
+
+    def _add(self, parent: int, size: int) -> int:
+        self._tokens.append(size + (self._tokens[parent] if parent >= 0 else 0))
+        self._requests.append(0)
+        self._parent.append(parent)
+        self.num_tokens += size
+        return len(self._parent) - 1
 
     def most_saving(self) -> list[dict[str, int]]:
         """The prefixes that save most tokens, without those that are nearly another one.
@@ -146,11 +157,13 @@ class _Prefixes:
         about as many requests have (less than half as many more), only the one that saves most is shown.
         """
         requests = self._requests
-        inner = bytearray(len(self))  # whether the same requests have a longer prefix in common
+        inner = bytearray(len(requests))  # whether the same requests have a longer prefix in common
         for number, parent in enumerate(self._parent):
             if parent >= 0 and requests[number] == requests[parent]:
                 inner[parent] = 1
-        saved = ((self._tokens[i] * (requests[i] - 1), i) for i in range(len(self)) if requests[i] > 1 and not inner[i])
+        saved = (
+            (self._tokens[i] * (requests[i] - 1), i) for i in range(len(requests)) if requests[i] > 1 and not inner[i]
+        )
         chosen: list[int] = []
         above: list[set[int]] = []
         for _, candidate in heapq.nlargest(_NUM_CANDIDATES, saved):
@@ -173,23 +186,17 @@ class _Prefixes:
             number = self._parent[number]
 
 
-def _digests(request: TraceRequest) -> Iterator[tuple[bytes, int, int]]:
-    """Each whole content unit: a digest of everything up to its end, its size, and its end in tokens."""
+def _content(request: TraceRequest) -> tuple[tuple[object, ...], int, Sequence[int | bytes]]:
+    """Who the request shares with, the size of a content unit, and its whole units."""
     if request.token_ids is not None:
-        space, size = "", TOKENS_PER_UNIT
-        whole = len(request.token_ids) // size
-        data, step = array("I", request.token_ids[: whole * size]).tobytes(), 4 * size
-    elif request.block_ids:
-        space, size = request.namespace, request.tokens_per_id
-        whole = min(len(request.block_ids), request.num_prompt_tokens // size)
-        data, step = array("Q", request.block_ids[:whole]).tobytes(), 8
-    else:
-        return
-    keys = repr((space, size, request.cache_salt, request.lora)).encode("utf-8", "surrogatepass")
-    chain = hashlib.blake2b(keys, digest_size=16)
-    for at in range(0, len(data), step):
-        chain.update(data[at : at + step])
-        yield chain.copy().digest(), size, (at // step + 1) * size
+        size = TOKENS_PER_UNIT
+        tokens = array("I", request.token_ids)
+        data, step = tokens.tobytes(), tokens.itemsize * size
+        units = [data[at : at + step] for at in range(0, len(data) - step + 1, step)]
+        return ("", size, request.cache_salt, request.lora), size, units
+    ids, size = request.block_ids or (), request.tokens_per_id
+    space = (request.namespace, size, request.cache_salt, request.lora)
+    return space, size, ids[: request.num_prompt_tokens // size] if ids else ()
 
 
 def _spread(values: array[int]) -> dict[str, float]:
