@@ -131,50 +131,83 @@ def _print(console: Console, name: str, skipped: Skipped, summary: TraceSummary)
         console.print(f"The first bad line: {printable(example)}", soft_wrap=True)
 
 
+def _help(field: str, text: str) -> str:
+    """An option's help with its default for each kind of workload."""
+    defaults = {kind: f"{getattr(workload, field):,g}" for kind, (_, workload) in KINDS.items()}
+    if len(set(defaults.values())) == 1:
+        return f"{text} [default: {defaults['chat']}]"
+    return f"{text} [default: {', '.join(f'{value} ({kind})' for kind, value in defaults.items())}]"
+
+
 @app.command("generate", help=GENERATE_HELP)
 def generate_command(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="chat, agent or rag.")],
     output: Annotated[
         str, typer.Option(metavar="FILE|-", help="Where to write; .gz compresses; - is standard output.")
     ] = "-",
-    requests: Annotated[int | None, typer.Option(parser=whole_number, metavar="N", help="How many requests.")] = None,
+    requests: Annotated[
+        int | None, typer.Option(parser=whole_number, metavar="N", help=_help("requests", "How many requests."))
+    ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(parser=whole_number, metavar="N", help="Another seed gives another trace of the same kind."),
+        typer.Option(
+            parser=whole_number, metavar="N", help=_help("seed", "Another seed gives another trace of the same kind.")
+        ),
     ] = None,
     sessions_per_s: Annotated[
-        float | None, typer.Option(parser=number, metavar="X", help="Conversations (rag: questions) per second.")
+        float | None,
+        typer.Option(
+            parser=number, metavar="X", help=_help("sessions_per_s", "Conversations (rag: questions) per second.")
+        ),
     ] = None,
     turns: Annotated[
-        float | None, typer.Option(parser=number, metavar="X", help="Mean turns of a conversation.")
+        float | None, typer.Option(parser=number, metavar="X", help=_help("turns", "Mean turns of a conversation."))
     ] = None,
     think_time_s: Annotated[
-        float | None, typer.Option(parser=number, metavar="X", help="Mean seconds between answer and next turn.")
+        float | None,
+        typer.Option(
+            parser=number, metavar="X", help=_help("think_time_s", "Mean seconds between answer and next turn.")
+        ),
     ] = None,
     system_tokens: Annotated[
-        int | None, typer.Option(parser=whole_number, metavar="N", help="Length of the shared system prompt.")
+        int | None,
+        typer.Option(
+            parser=whole_number, metavar="N", help=_help("system_tokens", "Length of the shared system prompt.")
+        ),
     ] = None,
     user_tokens: Annotated[
-        int | None, typer.Option(parser=whole_number, metavar="N", help="Mean tokens that a turn adds.")
+        int | None,
+        typer.Option(parser=whole_number, metavar="N", help=_help("user_tokens", "Mean tokens that a turn adds.")),
     ] = None,
     output_tokens: Annotated[
-        int | None, typer.Option(parser=whole_number, metavar="N", help="Mean tokens of an answer.")
+        int | None,
+        typer.Option(parser=whole_number, metavar="N", help=_help("output_tokens", "Mean tokens of an answer.")),
     ] = None,
     documents: Annotated[
-        int | None, typer.Option(parser=whole_number, metavar="N", help="rag: documents in the corpus.")
+        int | None,
+        typer.Option(parser=whole_number, metavar="N", help=_help("documents", "rag: documents in the corpus.")),
     ] = None,
     document_tokens: Annotated[
-        int | None, typer.Option(parser=whole_number, metavar="N", help="rag: mean length of a document.")
+        int | None,
+        typer.Option(
+            parser=whole_number, metavar="N", help=_help("document_tokens", "rag: mean length of a document.")
+        ),
     ] = None,
     documents_per_request: Annotated[
-        int | None, typer.Option(parser=whole_number, metavar="N", help="rag: documents in a prompt.")
+        int | None,
+        typer.Option(
+            parser=whole_number, metavar="N", help=_help("documents_per_request", "rag: documents in a prompt.")
+        ),
     ] = None,
     zipf: Annotated[
         float | None,
-        typer.Option(parser=number, metavar="X", help="rag: how unequally popular documents are; 0 is equally."),
+        typer.Option(
+            parser=number, metavar="X", help=_help("zipf", "rag: how unequally popular documents are; 0 is equally.")
+        ),
     ] = None,
     max_prompt_tokens: Annotated[
-        int | None, typer.Option(parser=whole_number, metavar="N", help="No prompt is longer.")
+        int | None,
+        typer.Option(parser=whole_number, metavar="N", help=_help("max_prompt_tokens", "No prompt is longer.")),
     ] = None,
 ) -> None:
     given = {name: value for name, value in locals().items() if name not in ("kind", "output") and value is not None}
