@@ -122,8 +122,8 @@ def measure(rounds: int) -> dict[str, list[float]]:
         ]
         seconds = float(subprocess.run(imported, capture_output=True, text=True, check=True).stdout)
         timings.samples.setdefault("import kvblocks.manager", []).append(seconds)
-    for manager in (manager, plain, hybrid):
-        manager.check()
+    for used in (manager, plain, hybrid):
+        used.check()
     return timings.samples
 
 

@@ -175,6 +175,20 @@ def test_groups_of_unequal_blocks_become_findable_together() -> None:
     assert cache.findable(1) == [4, 8, 12, 16]
 
 
+def test_a_draft_head_s_groups_become_findable_one_block_further() -> None:
+    """vLLM's figures for full attention in blocks of 8 and a window in blocks of 4, 44 tokens and then 4."""
+    full = FullAttentionSpec(block_size=8)
+    both = Cache(full, WINDOW, use_eagle=True, retention_interval=None)
+    both.run(both.request(44), 44)
+    assert (both.findable(0), both.findable(1)) == ([8, 16, 24, 32, 40, 44], list(range(4, 45, 4)))
+    window_only = Cache(full, WINDOW, use_eagle=True, eagle_groups=[1], retention_interval=None)
+    window_only.run(window_only.request(44), 44)
+    assert (window_only.findable(0), window_only.findable(1)) == ([8, 16, 24, 32, 40], list(range(4, 45, 4)))
+    short = Cache(full, WINDOW, use_eagle=True, retention_interval=None)
+    short.run(short.request(7), 7)
+    assert (short.findable(0), short.findable(1)) == ([], [])
+
+
 def test_a_prompt_s_end_inside_a_block_is_known_where_hashes_are_finer() -> None:
     cache = Cache(FullAttentionSpec(block_size=16), SlidingWindowSpec(block_size=4, sliding_window=8))
     request = cache.request(41)

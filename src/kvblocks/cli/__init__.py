@@ -16,14 +16,14 @@ def main() -> None:
     """Entry point of the `kvblocks` command."""
     try:
         from kvblocks.cli.app import app
+
+        app(prog_name="kvblocks")
+    except KVBlocksError as error:
+        _fail(error)
     except ImportError as error:
         if not error.name or error.name.split(".")[0] not in ("typer", "rich", "msgspec", "numpy"):
             raise
         _fail(MissingExtraError(error.name, "cli", "the command line"))
-    try:
-        app(prog_name="kvblocks")
-    except KVBlocksError as error:
-        _fail(error)
     except BrokenPipeError:
         # Whoever read our output has enough. Nothing may be written on exit any more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -75,6 +75,10 @@ def command(
         str | None,
         typer.Option(metavar="FILE|DIR", help="tokenizer.json for traces that hold text."),
     ] = None,
+    tokens_per_id: Annotated[
+        int | None,
+        typer.Option(parser=whole_number, metavar="N", help="mooncake: tokens that a content id stands for; 512."),
+    ] = None,
     skip_bad_lines: Annotated[
         bool,
         typer.Option("--skip-bad-lines", help="Leave out lines that cannot be read, and count them."),
@@ -129,7 +133,7 @@ def command(
     if report is not None:
         import kvblocks.report  # a missing package is told before the replay, not after it
     console = Console(stderr=json_path == "-", highlight=False)
-    source = _Source(paths, trace_format, tokenizer, skip_bad_lines, spool=not serial and len(sizes) > 1)
+    source = _Source(paths, trace_format, tokenizer, tokens_per_id, skip_bad_lines, spool=not serial and len(sizes) > 1)
     with _progress(source, len(sizes) if not serial else 1, limit) as on_progress:
         found = replay(source.open, sizes, settings, analyse=report is not None, on_progress=on_progress)
     trace = source.describe(found)
@@ -173,10 +177,20 @@ class _Source:
     """The trace, opened anew for each pass; standard input is kept for the passes after the first."""
 
     def __init__(
-        self, paths: list[str], trace_format: str | None, tokenizer: str | None, skip_bad_lines: bool, spool: bool
+        self,
+        paths: list[str],
+        trace_format: str | None,
+        tokenizer: str | None,
+        tokens_per_id: int | None,
+        skip_bad_lines: bool,
+        spool: bool,
     ) -> None:
         self._open: Callable[[], MergedTraces] = lambda: open_traces(
-            paths, format=trace_format, tokenizer=tokenizer, skip_bad_lines=skip_bad_lines
+            paths,
+            format=trace_format,
+            tokenizer=tokenizer,
+            tokens_per_id=tokens_per_id,
+            skip_bad_lines=skip_bad_lines,
         )
         self._paths = paths
         self._keep = spool and "-" in paths

@@ -28,7 +28,7 @@ class ReplayRequest:
         "status",
     )
 
-    def __init__(self, number: int, recorded: TraceRequest, hasher: TraceHasher) -> None:
+    def __init__(self, number: int, recorded: TraceRequest, hasher: TraceHasher, arrival_time_s: float) -> None:
         """`number` makes the id unique; recorded ids may repeat."""
         self.request_id = f"{number}:{recorded.request_id}"
         self.num_prompt_tokens = recorded.num_prompt_tokens
@@ -39,7 +39,7 @@ class ReplayRequest:
         self.num_preemptions = 0
         self.status = RequestStatus.WAITING
         self.priority = recorded.priority
-        self.arrival_time_s = recorded.timestamp_s or 0.0
+        self.arrival_time_s = arrival_time_s
         self.first_token_s: float | None = None
         self.skip_reading_prefix_cache = False
         self.shared_prefix_boundary = 0

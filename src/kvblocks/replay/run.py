@@ -104,8 +104,11 @@ def _requests(found: Replay, trace: Iterable[TraceRequest], *, first: bool) -> I
     """The requests of the trace, hashed; the first pass also counts and analyses."""
     settings = found.settings
     hasher = TraceHasher(settings.block_size, settings.hash_algorithm)
+    arrival_s = 0.0
     for number, recorded in enumerate(islice(trace, settings.limit)):
-        request = ReplayRequest(number, recorded, hasher)
+        if recorded.timestamp_s is not None:  # a request without a time comes with the one before it
+            arrival_s = recorded.timestamp_s
+        request = ReplayRequest(number, recorded, hasher, arrival_s)
         if first:
             found.num_read += 1
             if found.reuse is not None and found.prefixes is not None:
