@@ -39,6 +39,21 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
+class Demand(NamedTuple):
+    """The room that a request asks for, in tokens."""
+
+    num_slots: int
+    """Slots in all, those for drafts included."""
+    num_main_tokens: int
+    """Slots without the lookahead for drafts; only states tell them apart."""
+    num_local_tokens: int
+    """Tokens that the request has computed or hits."""
+    num_adopted_tokens: int
+    """Those and the external ones after them."""
+    at_admission: bool = False
+    """The question is whether the whole request could ever fit, so what it holds at most counts."""
+
+
 class CachedRun(NamedTuple):
     """Consecutive units of a request that became findable: `blocks[i]` by `hashes[i]`.
 
@@ -88,6 +103,14 @@ class KVCacheSpec:
     def __post_init__(self) -> None:
         self._require_positive("block_size")
 
+    def _require_whole_states(self, tokens_per_state: int) -> None:
+        self._require_positive("tokens_per_state")
+        if self.block_size % tokens_per_state:
+            raise UsageError(
+                f"{type(self).__name__}: block_size={self.block_size} tokens must be a multiple of "
+                f"tokens_per_state={tokens_per_state}"
+            )
+
     def _require_positive(self, *names: str) -> None:
         for name in names:
             if getattr(self, name) < 1:
@@ -128,12 +151,8 @@ class AttentionSpec(KVCacheSpec):
     tokens_per_state: int = 1
 
     def __post_init__(self) -> None:
-        self._require_positive("block_size", "num_kv_heads", "head_size", "dtype_bytes", "tokens_per_state")
-        if self.block_size % self.tokens_per_state:
-            raise UsageError(
-                f"{type(self).__name__}: block_size={self.block_size} tokens must be a multiple of "
-                f"tokens_per_state={self.tokens_per_state}"
-            )
+        self._require_positive("block_size", "num_kv_heads", "head_size", "dtype_bytes")
+        self._require_whole_states(self.tokens_per_state)
 
     @property
     def page_size_bytes(self) -> int:
@@ -236,35 +255,24 @@ class CacheGroup:
         most = self.max_admission_blocks
         return required if most is None else min(required, most)
 
-    def blocks_needed(
-        self,
-        request: CacheableRequest,
-        num_slots: int,
-        num_main_tokens: int,
-        hits: Sequence[int],
-        num_local_tokens: int,
-        num_adopted_tokens: int,
-        *,
-        at_admission: bool = False,
-    ) -> int:
-        """How many free blocks it takes to give the request `num_slots` token slots.
+    def blocks_needed(self, request: CacheableRequest, demand: Demand, hits: Sequence[int]) -> int:
+        """How many free blocks it takes to meet the demand.
 
-        `num_main_tokens` are the tokens without the lookahead for drafts; only states tell them apart.
-        `hits` are the blocks of its first `num_local_tokens` tokens (when the request is new), `num_adopted_tokens`
-        those and the external ones after them. Hit blocks that are free count: they leave the free blocks.
+        `hits` are the blocks of the local tokens when the request is new. Those of them that are free count: they
+        leave the free blocks.
         """
-        required = -(-num_slots // self.block_size)
-        if at_admission and self.max_admission_blocks is not None:
+        required = -(-demand.num_slots // self.block_size)
+        if demand.at_admission and self.max_admission_blocks is not None:
             required = min(required, self.max_admission_blocks)
         held = len(self.tables.get(request.request_id, ()))
         if request.request_id in self.num_cached:
             return required - held if required > held else 0
-        skipped = self.skipped_tokens(num_adopted_tokens) // self.block_size
+        skipped = self.skipped_tokens(demand.num_adopted_tokens) // self.block_size
         need = max(required - max(skipped, len(hits) + held), 0)
         if hits:
             kept = hits[max(skipped - held, 0) :]
             need += list(map(self.pool.ref_count.__getitem__, kept)).count(0) - kept.count(NULL_BLOCK)
-            if num_local_tokens < len(hits) * self.block_size:
+            if demand.num_local_tokens < len(hits) * self.block_size:
                 need += 1  # the hit ends inside its last block, which is copied before it is written
         return need
 
@@ -405,3 +413,20 @@ class CacheGroup:
         for request_id, cached in self.num_cached.items():
             if cached > len(self.tables.get(request_id, ())):
                 raise IntegrityError(f"group {self.group_id}: {request_id!r} has {cached} cached blocks, not so many")
+
+
+class UnsharedGroup(CacheGroup):
+    """Tables whose content belongs to one request: nothing is hit, nothing becomes findable."""
+
+    def quiet_until(self, request: CacheableRequest, caching: bool) -> int:
+        """Decoding never changes them."""
+        return NEVER
+
+    def adopt(
+        self, request: CacheableRequest, hits: Sequence[int], num_local_tokens: int, num_adopted_tokens: int
+    ) -> None:
+        """Nothing: there are no hits."""
+
+    def cache(self, request: CacheableRequest, num_tokens: int) -> Sequence[CachedRun]:
+        """Nothing is findable."""
+        return ()

@@ -5,42 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvblocks.kinds.base import NEVER, AttentionSpec, CacheableRequest, CachedRun, CacheGroup
+from kvblocks.kinds.base import AttentionSpec, CacheableRequest, Demand, UnsharedGroup
 
 
-class EncoderOnlyGroup(CacheGroup):
+class EncoderOnlyGroup(UnsharedGroup):
     """Tables that stay empty."""
 
     def peak_blocks(self, num_tokens: int, num_encoder_tokens: int) -> int:
         return 0
 
-    def quiet_until(self, request: CacheableRequest, caching: bool) -> int:
-        return NEVER
-
-    def blocks_needed(
-        self,
-        request: CacheableRequest,
-        num_slots: int,
-        num_main_tokens: int,
-        hits: Sequence[int],
-        num_local_tokens: int,
-        num_adopted_tokens: int,
-        *,
-        at_admission: bool = False,
-    ) -> int:
+    def blocks_needed(self, request: CacheableRequest, demand: Demand, hits: Sequence[int]) -> int:
         return 0
-
-    def adopt(
-        self, request: CacheableRequest, hits: Sequence[int], num_local_tokens: int, num_adopted_tokens: int
-    ) -> None:
-        """Nothing: there are no hits."""
 
     def allocate(self, request: CacheableRequest, num_slots: int, num_main_tokens: int) -> list[int]:
         return []
-
-    def cache(self, request: CacheableRequest, num_tokens: int) -> Sequence[CachedRun]:
-        """Nothing is findable."""
-        return ()
 
 
 @dataclass(frozen=True, kw_only=True)

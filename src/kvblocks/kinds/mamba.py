@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from kvblocks.errors import UsageError
-from kvblocks.kinds.base import CacheableRequest, CachedRun, CacheGroup, GroupContext, KVCacheSpec, blocks_for
+from kvblocks.kinds.base import CacheableRequest, CachedRun, CacheGroup, Demand, GroupContext, KVCacheSpec, blocks_for
 from kvblocks.pool import NULL_BLOCK
 
 
@@ -32,27 +32,9 @@ class StateGroup(CacheGroup):
     def peak_blocks(self, num_tokens: int, num_encoder_tokens: int) -> int:
         return min(blocks_for(num_tokens, self.block_size), 1) + self.num_speculative_blocks
 
-    def blocks_needed(
-        self,
-        request: CacheableRequest,
-        num_slots: int,
-        num_main_tokens: int,
-        hits: Sequence[int],
-        num_local_tokens: int,
-        num_adopted_tokens: int,
-        *,
-        at_admission: bool = False,
-    ) -> int:
+    def blocks_needed(self, request: CacheableRequest, demand: Demand, hits: Sequence[int]) -> int:
         drafts = self.num_speculative_blocks * self.block_size
-        return super().blocks_needed(
-            request,
-            num_slots + drafts,
-            num_main_tokens,
-            hits,
-            num_local_tokens,
-            num_adopted_tokens,
-            at_admission=at_admission,
-        )
+        return super().blocks_needed(request, demand._replace(num_slots=demand.num_slots + drafts), hits)
 
     def allocate(self, request: CacheableRequest, num_slots: int, num_main_tokens: int) -> list[int]:
         return super().allocate(request, num_slots + self.num_speculative_blocks * self.block_size, num_main_tokens)
@@ -133,17 +115,7 @@ class CheckpointGroup(StateGroup):
         """The running state, the one it continues from, and the drafts'."""
         return min(blocks_for(num_tokens, self.block_size), 2) + self.num_speculative_blocks
 
-    def blocks_needed(
-        self,
-        request: CacheableRequest,
-        num_slots: int,
-        num_main_tokens: int,
-        hits: Sequence[int],
-        num_local_tokens: int,
-        num_adopted_tokens: int,
-        *,
-        at_admission: bool = False,
-    ) -> int:
+    def blocks_needed(self, request: CacheableRequest, demand: Demand, hits: Sequence[int]) -> int:
         """One block when the step ends beyond the last state's block, and the drafts' blocks once.
 
         A hit on a checkpoint that was made findable in this very step cannot be used yet: attention writes what it
@@ -152,15 +124,15 @@ class CheckpointGroup(StateGroup):
         if hits and self.pool.hash_of[hits[-1]] in self._new_this_step:
             return self.pool.num_blocks + 1
         table = self.tables.get(request.request_id, ())
-        positions = blocks_for(num_main_tokens, self.block_size) + self.num_speculative_blocks
+        positions = blocks_for(demand.num_main_tokens, self.block_size) + self.num_speculative_blocks
         need = positions - len(hits) - len(table)  # below zero after a jump, which the hits may use up again
         if need > 0:
             need = min(need, 1 + (0 if request.request_id in self._has_drafts else self.num_speculative_blocks))
-        if num_adopted_tokens > num_local_tokens and not at_admission:
+        if demand.num_adopted_tokens > demand.num_local_tokens and not demand.at_admission:
             # External states take blocks of their own; vLLM forgets that, and can fail half-way where we refuse.
-            skipped = self.skipped_tokens(num_adopted_tokens) // self.block_size
+            skipped = self.skipped_tokens(demand.num_adopted_tokens) // self.block_size
             held = max(skipped, len(hits) + len(table))
-            before = max(blocks_for(num_adopted_tokens, self.block_size), held)
+            before = max(blocks_for(demand.num_adopted_tokens, self.block_size), held)
             running = positions - self.num_speculative_blocks - 1
             need = before - held + max(positions - max(before, running), 0)
         free_hits = [block for block in hits if block != NULL_BLOCK and not self.pool.ref_count[block]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvblocks.errors import UsageError
 from kvblocks.kinds.base import CacheGroup, KVCacheSpec
 from kvblocks.kinds.full import FullAttentionGroup
 
@@ -23,12 +22,8 @@ class MLASpec(KVCacheSpec):
     group_class: ClassVar[type[CacheGroup]] = FullAttentionGroup
 
     def __post_init__(self) -> None:
-        self._require_positive("block_size", "head_size", "dtype_bytes", "tokens_per_state")
-        if self.block_size % self.tokens_per_state:
-            raise UsageError(
-                f"{type(self).__name__}: block_size={self.block_size} tokens must be a multiple of "
-                f"tokens_per_state={self.tokens_per_state}"
-            )
+        self._require_positive("block_size", "head_size", "dtype_bytes")
+        self._require_whole_states(self.tokens_per_state)
 
     @property
     def page_size_bytes(self) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 from kvblocks.errors import UsageError
-from kvblocks.kinds.base import AttentionSpec, CacheableRequest, CacheGroup, GroupContext, blocks_for
+from kvblocks.kinds.base import AttentionSpec, CacheableRequest, CacheGroup, GroupContext, KVCacheSpec, blocks_for
 from kvblocks.kinds.mla import MLASpec
 from kvblocks.pool import NULL_BLOCK
 
@@ -21,7 +21,7 @@ class SlidingWindowGroup(CacheGroup):
 
     skips_tokens = True
 
-    def __init__(self, spec: SlidingWindowSpec | SlidingWindowMLASpec, context: GroupContext) -> None:
+    def __init__(self, spec: _Windowed, context: GroupContext) -> None:
         super().__init__(spec, context)
         self.window = spec.sliding_window
         self.extra_retained_tokens = spec.extra_retained_tokens
@@ -85,43 +85,32 @@ class SlidingWindowGroup(CacheGroup):
         return wanted
 
 
-def _check_window(spec: SlidingWindowSpec | SlidingWindowMLASpec) -> None:
-    if spec.sliding_window < 1 or spec.extra_retained_tokens < 0:
-        raise UsageError(
-            f"{type(spec).__name__}: sliding_window={spec.sliding_window} must be at least 1 and "
-            f"extra_retained_tokens={spec.extra_retained_tokens} at least 0"
-        )
+@dataclass(frozen=True, kw_only=True)
+class _Windowed(KVCacheSpec):
+    """What the windowed kinds share."""
+
+    sliding_window: int
+    extra_retained_tokens: int = 0
+    group_class: ClassVar[type[CacheGroup]] = SlidingWindowGroup
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_positive("sliding_window")
+        if self.extra_retained_tokens < 0:
+            raise UsageError(
+                f"{type(self).__name__}: extra_retained_tokens={self.extra_retained_tokens} must not be negative"
+            )
+
+    @property
+    def sparsely_retained(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlidingWindowSpec(AttentionSpec):
+class SlidingWindowSpec(_Windowed, AttentionSpec):
     """Keys and values of the last `sliding_window` tokens, and of `extra_retained_tokens` before them."""
 
-    sliding_window: int
-    extra_retained_tokens: int = 0
-    group_class = SlidingWindowGroup
-
-    @property
-    def sparsely_retained(self) -> bool:
-        return True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_window(self)
-
 
 @dataclass(frozen=True, kw_only=True)
-class SlidingWindowMLASpec(MLASpec):
-    """Latents of the last `sliding_window` tokens."""
-
-    sliding_window: int
-    extra_retained_tokens: int = 0
-    group_class = SlidingWindowGroup
-
-    @property
-    def sparsely_retained(self) -> bool:
-        return True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_window(self)
+class SlidingWindowMLASpec(_Windowed, MLASpec):
+    """Latents of the last `sliding_window` tokens, and of `extra_retained_tokens` before them."""

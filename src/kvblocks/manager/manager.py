@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from kvblocks.errors import IntegrityError, UsageError
-from kvblocks.kinds import CachedRun, CacheGroup, KVCacheSpec, PrefixLookup, make_groups
+from kvblocks.kinds import CachedRun, CacheGroup, Demand, KVCacheSpec, PrefixLookup, make_groups
 from kvblocks.manager.blocks import BlockCopy, DecodeSlots, KVCacheBlocks, PrefixHit
 from kvblocks.manager.misuse import check_allocation, check_cache
 from kvblocks.manager.observer import Admission, Observer
@@ -229,9 +229,8 @@ class KVCacheManager:
         pool = self.block_pool
         if full_sequence_must_fit:
             whole = min(request.num_tokens, self.max_model_len)
-            need = self._blocks_needed(
-                request, whole, whole, hits, local, adopted, num_encoder_tokens, at_admission=True
-            )
+            demand = Demand(whole, whole, local, adopted, at_admission=True)
+            need = self._blocks_needed(request, demand, hits, num_encoder_tokens)
             if need + watermark > pool.num_free:
                 self._tell_refused(request, need + watermark, pool.num_free)
                 return None
@@ -242,7 +241,8 @@ class KVCacheManager:
             slots = max_model_len
         for group in self._skipping_groups:
             group.remove_skipped_blocks(request.request_id, max(0, total - request.num_in_flight_tokens))
-        need = self._blocks_needed(request, slots, main, hits, local, adopted, num_encoder_tokens)
+        demand = Demand(slots, main, local, adopted)
+        need = self._blocks_needed(request, demand, hits, num_encoder_tokens)
         if need + watermark > pool.num_free - reserved_blocks:
             self._tell_refused(request, need + watermark, pool.num_free - reserved_blocks)
             return None
@@ -287,28 +287,12 @@ class KVCacheManager:
         return DecodeSlots(len(requests), new_blocks)
 
     def _blocks_needed(
-        self,
-        request: Request,
-        slots: int,
-        main: int,
-        hits: tuple[Sequence[int], ...] | None,
-        local: int,
-        adopted: int,
-        num_encoder_tokens: int,
-        *,
-        at_admission: bool = False,
+        self, request: Request, demand: Demand, hits: tuple[Sequence[int], ...] | None, num_encoder_tokens: int
     ) -> int:
         need = 0
         for i, group in enumerate(self.groups):
-            need += group.blocks_needed(
-                request,
-                num_encoder_tokens if group.counts_encoder_tokens else slots,
-                main,
-                () if hits is None else hits[i],
-                local,
-                adopted,
-                at_admission=at_admission,
-            )
+            asked = demand._replace(num_slots=num_encoder_tokens) if group.counts_encoder_tokens else demand
+            need += group.blocks_needed(request, asked, () if hits is None else hits[i])
         return need
 
     def _tell_refused(self, request: Request, needed: int, free: int) -> None:
