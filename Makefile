@@ -18,6 +18,7 @@ $(VENV)/.installed: pyproject.toml
 	@touch $@
 
 run: $(VENV)/.installed ## set up, make a workload of chats, and replay it through the cache at several sizes
+	@mkdir -p out
 	$(BIN)/kvblocks trace generate chat --requests 400 --seed 7 --output out/chat.jsonl
 	$(BIN)/kvblocks replay out/chat.jsonl --num-blocks 512,1024,2048,4096,8192 --report out/replay.html
 
@@ -34,6 +35,7 @@ unit: $(VENV)/.installed ## pytest on all cores
 	$(BIN)/python -m pytest -n auto
 
 bench: $(VENV)/.installed ## print what each operation costs on this machine
+	@mkdir -p out
 	$(BIN)/python benchmarks/core.py --json out/bench.json
 
 clean: ## delete the environment and everything generated
