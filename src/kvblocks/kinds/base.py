@@ -369,6 +369,8 @@ class CacheGroup:
         if end <= start:
             return ()
         self.num_cached[request.request_id] = end
+        if end == start + 1:
+            return self._cache_one(request, start)
         blocks: Sequence[int] = self.tables[request.request_id][start:end]
         hashes = self.hashes_of_blocks(request.block_hashes, start, end)
         wanted = self.worth_caching(request, start, end)
@@ -388,6 +390,17 @@ class CacheGroup:
             else:
                 runs.append(CachedRun((start + i) * size, size, [blocks[i]], [hashes[i]]))
         return runs
+
+    def _cache_one(self, request: CacheableRequest, at: int) -> Sequence[CachedRun]:
+        """`cache` for a single position: what decoding comes to once per block."""
+        block = self.tables[request.request_id][at]
+        wanted = self.worth_caching(request, at, at + 1)
+        if block == NULL_BLOCK or (wanted is not None and at not in wanted):
+            return ()
+        size = self.block_size
+        block_hash = request.block_hashes[(at + 1) * self.hashes_per_block - 1]
+        self.pool.cache_one(self.group_id, block, block_hash, (at + 1) * size)
+        return (CachedRun(at * size, size, (block,), (block_hash,)),) if self.context.observed else ()
 
     def worth_caching(self, request: CacheableRequest, start: int, end: int) -> set[int] | None:
         """Which of the block positions [start, end) can serve a hit later; None means all of them."""

@@ -221,21 +221,30 @@ class BlockPool:
         that bears a hash of as many tokens or more must not be given: a table's blocks are registered once.
         """
         hash_of, tokens_of, group_of = self.hash_of, self.tokens_of, self.group_of
-        index = self.indexes[group_id]
         for block, block_hash, end in zip(blocks, hashes, tokens, strict=True):
             if hash_of[block] is not None:
-                if tokens_of[block] >= end:
-                    raise PoolError(
-                        f"cache: block {block} already bears a hash of {tokens_of[block]} tokens, not < {end}"
-                    )
-                self._forget((block,))
+                self._forget_partial(block, end)
             hash_of[block] = block_hash
             tokens_of[block] = end
             group_of[block] = group_id
-        if len(blocks) == 1:
-            index.add(hashes[0], blocks[0])
-        else:
-            index.add_many(hashes, blocks)
+        self.indexes[group_id].add_many(hashes, blocks)
+
+    def cache_one(self, group_id: int, block: int, block_hash: bytes, tokens: int) -> None:
+        """`cache` for a single block."""
+        if self.hash_of[block] is not None:
+            self._forget_partial(block, tokens)
+        self.hash_of[block] = block_hash
+        self.tokens_of[block] = tokens
+        self.group_of[block] = group_id
+        self.indexes[group_id].add(block_hash, block)
+
+    def _forget_partial(self, block: int, tokens: int) -> None:
+        """Drop the hashes of a block that is full now, after `tokens` tokens."""
+        if self.tokens_of[block] >= tokens:
+            raise PoolError(
+                f"cache: block {block} already bears a hash of {self.tokens_of[block]} tokens, not < {tokens}"
+            )
+        self._forget((block,))
 
     def cache_partial(self, group_id: int, block: int, block_hash: bytes, tokens: int) -> bool:
         """Make a block findable by a prefix that ends inside it, after `tokens` tokens; False when it was already.
