@@ -88,6 +88,15 @@ def test_more_computed_tokens_than_tokens_is_refused() -> None:
     assert manager.allocate_slots(a, 1) is not None
 
 
+def test_tokens_beyond_the_model_s_length_are_refused_and_lookahead_is_cut_there() -> None:
+    manager, a = KVCacheManager(20, [FullAttentionSpec(block_size=4)], max_model_len=16), request(tokens=20)
+    refuses(manager, lambda: manager.allocate_slots(a, 20), "0 computed [+] 20 new tokens exceed max_model_len=16")
+    assert manager.allocate_slots(a, 15, num_lookahead_tokens=9) is not None
+    assert len(manager.get_block_ids("a")[0]) == 4
+    a.num_computed_tokens = 15
+    refuses(manager, lambda: manager.allocate_slots(a, 2), "15 computed [+] 2 new tokens exceed max_model_len=16")
+
+
 def test_external_tokens_must_leave_one_to_compute() -> None:
     manager, a = make(), request(tokens=10)
     refuses(

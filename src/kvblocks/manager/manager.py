@@ -221,8 +221,6 @@ class KVCacheManager:
         hits = None if new_computed_blocks is None else new_computed_blocks.blocks
         local = computed + num_new_computed_tokens
         adopted = local + num_external_computed_tokens
-        max_model_len = self.max_model_len
-        total = adopted if adopted < max_model_len else max_model_len
         watermark = 0
         if self._watermark_blocks and has_scheduled_reqs and request.status.name in ("WAITING", "PREEMPTED"):
             watermark = self._watermark_blocks
@@ -235,12 +233,12 @@ class KVCacheManager:
                 self._tell_refused(request, need + watermark, pool.num_free)
                 return None
 
-        main = total + num_new_tokens
+        main = adopted + num_new_tokens
         slots = main + num_lookahead_tokens
-        if slots > max_model_len:
-            slots = max_model_len
+        if slots > self.max_model_len:
+            slots = self.max_model_len
         for group in self._skipping_groups:
-            group.remove_skipped_blocks(request.request_id, max(0, total - request.num_in_flight_tokens))
+            group.remove_skipped_blocks(request.request_id, max(0, adopted - request.num_in_flight_tokens))
         demand = Demand(slots, main, local, adopted)
         need = self._blocks_needed(request, demand, hits, num_encoder_tokens)
         if need + watermark > pool.num_free - reserved_blocks:

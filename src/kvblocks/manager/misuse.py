@@ -70,6 +70,12 @@ def check_allocation(
             f"leave none of its {total} tokens to compute; lower the external tokens by at least "
             f"{adopted + (not delayed) - total}",
         )
+    if adopted + num_new_tokens > manager.max_model_len:
+        raise RequestError(
+            request.request_id,
+            f"{adopted} computed + {num_new_tokens} new tokens exceed max_model_len={manager.max_model_len}; end the "
+            "request before, and draft fewer tokens near the end",
+        )
     if hit is not None or num_new_computed_tokens:
         _check_hit(manager, request, hit, num_new_computed_tokens)
     if not delayed:
