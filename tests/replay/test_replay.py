@@ -75,6 +75,13 @@ def test_a_refused_prompt_counts_as_rejected_and_in_nothing_else() -> None:
     assert (timed["requests"], timed["rejected"]) == (3, 2)
 
 
+@pytest.mark.parametrize("serial", [True, False])
+def test_requests_beyond_the_model_s_length_are_rejected(serial: bool) -> None:
+    trace = [request([1, 2], num_output_tokens=20), request([1, 2, 3, 4]), request([1, 2], num_output_tokens=8)]
+    (r,) = run(trace, 100, serial=serial, max_model_len=48)
+    assert (r["requests"], r["rejected"], r["prompt_tokens"]) == (2, 2, 64)
+
+
 def test_without_outputs_only_prompts_take_blocks() -> None:
     trace = [request([1], num_output_tokens=500)]
     assert run(trace, 100, serial=True, outputs=False)[0]["peak_live_blocks"] == 1

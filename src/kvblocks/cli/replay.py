@@ -83,6 +83,12 @@ def command(
         bool,
         typer.Option("--skip-bad-lines", help="Leave out lines that cannot be read, and count them."),
     ] = False,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(
+            parser=whole_number, metavar="N", help="Refuse requests that get longer; else only the cache limits."
+        ),
+    ] = None,
     max_num_batched_tokens: Annotated[
         int, typer.Option(parser=whole_number, metavar="N", help="Tokens per step.")
     ] = 8192,
@@ -117,6 +123,7 @@ def command(
         outputs=outputs,
         hash_algorithm=hash_algorithm,
         limit=limit,
+        max_model_len=max_model_len,
         watermark=watermark,
         scheduler=SchedulerConfig(
             max_num_batched_tokens=max_num_batched_tokens,

@@ -51,6 +51,8 @@ class ReplaySettings:
     def __post_init__(self) -> None:
         if self.block_size < 1:
             raise UsageError(f"block_size={self.block_size} must be at least 1 token")
+        if self.max_model_len is not None and self.max_model_len < 1:
+            raise UsageError(f"max_model_len={self.max_model_len} must be at least 1 token")
         if self.limit is not None and self.limit < 1:
             raise UsageError(f"limit={self.limit} must be at least 1 request")
 

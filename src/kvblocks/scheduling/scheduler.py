@@ -168,6 +168,9 @@ class Scheduler:
             if served:
                 continue
             request = self.running[at]
+            if request.num_tokens > self._max_request_tokens:
+                self._refuse(step, request)
+                continue
             num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
             blocks = self.manager.allocate_slots(request, num_tokens) if num_tokens > 0 else None
             if blocks is not None:
@@ -183,8 +186,9 @@ class Scheduler:
     def _schedule_decodes(self, step: Step, at: int, budget: int) -> int:
         """Serve the run of decoding requests that starts at `at`, in one call; how many found room."""
         batch: list[SchedulableRequest] = []
+        longest = self._max_request_tokens
         for request in self.running[at : at + budget]:
-            if request.num_tokens - request.num_computed_tokens != 1:
+            if request.num_tokens - request.num_computed_tokens != 1 or request.num_tokens > longest:
                 break
             batch.append(request)
         if not batch:
@@ -196,16 +200,15 @@ class Scheduler:
         )
         return slots.num_served
 
+    def _refuse(self, step: Step, request: SchedulableRequest) -> None:
+        """End a request that has grown beyond what can ever fit."""
+        reason = self._never_fits(request.num_tokens) or ""
+        self.finish(request.request_id)
+        step.refused.append(Refused(request, reason))
+
     def _make_room(self, step: Step, request: SchedulableRequest) -> bool:
-        """Preempt the last running request, or refuse the one that can never go on; whether `request` still runs."""
-        victim = self.running[-1]
-        if victim is request and len(self.running) == 1:
-            reason = self._never_fits(request.num_computed_tokens + 1)
-            if reason is not None:
-                self.finish(request.request_id)
-                step.refused.append(Refused(request, reason))
-                return False
-        self.running.pop()
+        """Preempt the last running request; whether `request` still runs."""
+        victim = self.running.pop()
         lost = victim.num_computed_tokens
         self._reached[victim.request_id] = max(lost, self._reached.get(victim.request_id, 0))
         self.manager.free(victim)
@@ -223,10 +226,8 @@ class Scheduler:
         config = self.config
         while len(self._waiting) and budget > 0 and len(self.running) < config.max_num_seqs:
             request = self._waiting.peek()
-            reason = self._never_fits(request.num_tokens)
-            if reason is not None:
-                self.finish(request.request_id)
-                step.refused.append(Refused(request, reason))
+            if self._never_fits(request.num_tokens) is not None:
+                self._refuse(step, request)
                 continue
             hit = self.manager.get_computed_blocks(request)
             num_tokens = request.num_tokens - hit.num_tokens
