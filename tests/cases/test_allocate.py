@@ -1,0 +1,153 @@
+"""Public reports about allocating slots, as scenarios of ours."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvblocks.errors import RequestError
+from kvblocks.kinds import FullAttentionSpec, MambaSpec
+from kvblocks.scheduling import Scheduler
+from tests.cases.scenario import Engine, cached
+
+
+def test_bh037_external_tokens_leave_one_to_compute() -> None:
+    engine = Engine(usable_blocks=100, block_size=16)
+    request = engine.request(range(1024))
+    with pytest.raises(RequestError, match="lower the external tokens by at least 1"):
+        engine.manager.allocate_slots(request, 0, num_external_computed_tokens=1024)
+    engine.manager.check()
+    assert engine.try_admit(request, 1, num_external_computed_tokens=1023) is not None
+    assert len(engine.table(request)) == 64
+
+
+def test_bh038_external_tokens_are_those_after_the_local_hit() -> None:
+    engine = cached(range(16), block_size=8)
+    request = engine.request(range(40))
+    hit = engine.try_admit(request, 16, num_external_computed_tokens=8)
+    assert hit is not None
+    assert hit.num_tokens == 16
+    assert request.num_computed_tokens == 40
+    assert engine.table(request)[:2] == [1, 2]
+    assert len(engine.table(request)) == 5
+
+
+def test_bh040_the_slots_of_a_plan_are_exactly_those_of_its_tokens() -> None:
+    engine = Engine(usable_blocks=60, block_size=16)
+    request = engine.request(range(895))
+    assert (
+        engine.manager.allocate_slots(request, 0, num_external_computed_tokens=894, delay_cache_blocks=True) is not None
+    )
+    assert len(engine.table(request)) == 56  # 894 tokens in blocks of 16
+    engine.manager.cache_blocks(request, 894)
+    request.num_computed_tokens = 894
+    assert engine.manager.allocate_slots(request, 1) is not None
+    assert len(engine.table(request)) == 56
+    engine.manager.check()
+
+
+def test_bh041_an_aborted_load_gives_its_blocks_back_uncached_and_its_late_end_is_refused() -> None:
+    engine = Engine()
+    request = engine.request(range(12))
+    engine.manager.allocate_slots(request, 0, num_external_computed_tokens=8, delay_cache_blocks=True)
+    engine.free(request)
+    assert engine.num_free == 20
+    assert len(engine.manager.block_pool.indexes[0]) == 0
+    with pytest.raises(RequestError, match="holds no blocks"):
+        engine.manager.cache_blocks(request, 8)
+    engine.free(request)
+    assert engine.num_free == 20
+
+
+def test_bh043_lookahead_slots_are_allocated_and_not_cached() -> None:
+    engine = Engine(block_size=16)
+    request = engine.admit(range(14))
+    request.append_output_token_ids(1)
+    assert engine.manager.allocate_slots(request, 1, num_lookahead_tokens=4) is not None
+    assert len(engine.table(request)) == 2
+    assert len(engine.manager.block_pool.indexes[0]) == 0
+
+
+def test_bh044_lookahead_ends_at_the_model_s_length() -> None:
+    engine = Engine(usable_blocks=600, block_size=16, max_model_len=8192)
+    request = engine.request(range(8186))
+    assert engine.try_admit(request, num_lookahead_tokens=7) is not None
+    assert len(engine.table(request)) == 512
+
+
+def test_bh047_a_block_is_allocated_before_its_first_token_is_written() -> None:
+    engine = Engine(usable_blocks=2)
+    request, other = engine.admit(range(4)), engine.admit(range(50, 54))
+    assert not engine.decode(request)  # no block is free for the fifth token
+    engine.free(other)
+    free = []
+    assert engine.manager.allocate_slots(request, 1) is not None
+    request.num_computed_tokens += 1
+    for _ in range(3):
+        free.append(engine.num_free)
+        assert engine.decode(request)
+    assert free == [0, 0, 0]
+    assert len(engine.table(request)) == 2
+
+
+def test_bh049_a_step_that_needs_no_block_succeeds_with_an_empty_result() -> None:
+    engine = Engine(block_size=16)
+    request = engine.admit(range(17))
+    request.append_output_token_ids(1)
+    blocks = engine.manager.allocate_slots(request, 1)
+    assert blocks is not None
+    assert not blocks
+    assert blocks.get_block_ids() == ([],)
+    assert blocks.get_block_ids(allow_none=True) is None
+    with pytest.raises(RequestError, match="no tokens"):
+        engine.manager.allocate_slots(request, 0)
+
+
+def test_bh050_a_request_that_outgrows_the_cache_is_ended_with_the_reason() -> None:
+    """68 usable blocks, of which a state with 3 draft states takes 5 at most: 63 are left, 1,008 tokens."""
+    specs = [FullAttentionSpec(block_size=16), MambaSpec(block_size=16, num_speculative_blocks=3)]
+    engine = Engine(usable_blocks=68, specs=specs, max_model_len=1024)
+    assert engine.manager.max_request_tokens == 1008
+    scheduler = Scheduler(engine.manager)
+    request = engine.request(range(1000))
+    assert scheduler.add(request) is None
+    for _ in range(24):
+        step = scheduler.schedule()
+        scheduler.check()
+        if step.refused:
+            break
+        request.append_output_token_ids(1)
+    assert request.num_tokens == 1009
+    assert "1009 tokens need 69 blocks; the pool has 68 usable ones, room for 1008 tokens" in step.refused[0].reason
+    assert engine.num_free == 68
+
+
+def test_bh051_a_request_larger_than_the_pool_does_not_block_those_behind_it() -> None:
+    engine = Engine(usable_blocks=4790, block_size=16, max_model_len=262_144)
+    scheduler = Scheduler(engine.manager)
+    reason = scheduler.add(engine.request(range(100_000)))
+    assert reason is not None
+    assert "room for 76640 tokens" in reason
+    small = engine.request(range(500))
+    assert scheduler.add(small) is None
+    assert [scheduled.request for scheduled in scheduler.schedule().scheduled] == [small]
+
+
+def test_bh052_the_null_block_is_not_capacity() -> None:
+    engine = Engine(usable_blocks=12, block_size=8192, max_model_len=13 * 8192)
+    assert engine.manager.max_request_tokens == 98_304
+    assert Scheduler(engine.manager).add(engine.request(range(98_305))) is not None
+    assert Scheduler(engine.manager).add(engine.request(range(98_304))) is None
+
+
+def test_bh054_a_preempted_request_looks_up_its_generated_tokens_too() -> None:
+    engine = Engine()
+    request = engine.admit(range(10))
+    for token in range(7):
+        assert engine.decode(request, 100 + token)
+    engine.preempt(request)
+    assert request.num_computed_tokens == 0
+    assert request.num_tokens == 17
+    assert engine.manager.get_computed_blocks(request).num_tokens == 16
+    hit = engine.try_admit(request)
+    assert hit is not None
+    assert hit.num_tokens == 16

@@ -1,0 +1,105 @@
+"""Public reports about prefix caching, as scenarios of ours."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvblocks.errors import RequestError
+from kvblocks.kinds import FullAttentionSpec
+from kvblocks.observe import StatsObserver
+from tests.cases.scenario import Engine, cached
+
+
+def test_bh015_a_fully_cached_prompt_recomputes_its_last_block_beside_the_old_one() -> None:
+    engine = cached(range(16))
+    request = engine.request(range(16))
+    hit = engine.try_admit(request)
+    assert hit is not None
+    assert hit.num_tokens == 12
+    assert engine.table(request) == [1, 2, 3, 5]
+    pool = engine.manager.block_pool
+    assert pool.hash_of[4] == pool.hash_of[5] == request.block_hashes[3]
+    assert pool.indexes[0].get(request.block_hashes[3]) == 4  # the older copy answers
+
+
+@pytest.mark.parametrize("length", [127, 128, 129])
+def test_bh016_what_is_counted_is_what_is_taken(length: int) -> None:
+    engine = cached(range(128), usable_blocks=4, block_size=64)
+    request = engine.request(range(length))
+    before = engine.num_free
+    hit = engine.try_admit(request)
+    assert hit is not None
+    assert hit.num_tokens == (128 if length == 129 else 64)
+    assert before - engine.num_free == len(engine.table(request)) == -(-length // 64)
+    # Two blocks are cached and free. Whoever holds all the others leaves no room for more than was counted.
+    tight = cached(range(128), usable_blocks=3, block_size=64)
+    other = tight.admit(range(1000, 1064)) if length < 129 else None
+    assert tight.try_admit(tight.request(range(length))) is not None
+    assert tight.num_free == 0
+    assert other is None or len(tight.table(other)) == 1
+
+
+def test_bh017_what_lies_behind_a_missing_block_is_no_hit() -> None:
+    engine = cached(range(12))
+    engine.manager.evict_blocks([1])
+    assert engine.hit(range(13)).num_tokens == 0
+
+
+def test_bh018_a_request_is_counted_when_it_enters() -> None:
+    stats = StatsObserver()
+    engine = Engine(usable_blocks=105, block_size=16, observer=stats)
+    engine.free(engine.admit(range(1600)))
+    blocker = engine.admit(range(5000, 5064))
+    stats.take()
+    request = engine.request(range(1640))
+    for _ in range(5):
+        assert engine.try_admit(request) is None
+    engine.free(blocker)
+    assert engine.try_admit(request) is not None
+    taken = stats.take()
+    assert (taken.requests, taken.queries, taken.hits, taken.refusals) == (1, 1640, 1600, 5)
+
+
+def test_bh019_a_hit_found_before_an_eviction_cannot_be_used_after_it() -> None:
+    engine = cached(range(8), usable_blocks=3)
+    request = engine.request(range(9))
+    stale = engine.manager.get_computed_blocks(request)
+    assert stale.num_tokens == 8
+    engine.free(engine.admit(range(100, 112)))
+    assert engine.manager.get_computed_blocks(request).num_tokens == 0
+    with pytest.raises(RequestError, match="no longer holds this prefix"):
+        engine.manager.allocate_slots(request, 1, stale.num_tokens, stale.blocks)
+    engine.manager.check()
+
+
+def test_bh020_each_full_block_is_registered_once_and_a_partial_one_never() -> None:
+    engine = Engine()
+    request = engine.request(range(12))
+    engine.manager.allocate_slots(request, 12, delay_cache_blocks=True)
+    index = engine.manager.block_pool.indexes[0]
+    for computed, known in ((6, 1), (6, 1), (12, 3), (12, 3)):
+        engine.manager.cache_blocks(request, computed)
+        engine.manager.check()
+        assert len(index) == known
+
+
+def test_bh023_a_compressed_group_counts_the_tokens_that_its_blocks_span() -> None:
+    compressed = FullAttentionSpec(block_size=1024, tokens_per_state=4)  # 256 states a block
+    engine = Engine(usable_blocks=40, specs=[FullAttentionSpec(block_size=256), compressed])
+    engine.free(engine.admit(range(2049)))
+    hit = engine.hit(range(2049))
+    assert hit.num_tokens == 2048
+    assert [len(blocks) for blocks in hit.blocks.blocks] == [8, 2]
+
+
+def test_bh026_a_prompt_shorter_than_a_block_is_held_and_released_like_any_other() -> None:
+    engine = Engine(block_size=16)
+    request = engine.admit(range(5))
+    assert request.block_hashes == []
+    held = engine.manager.pop_blocks_for_free(request)
+    engine.manager.check()
+    assert (len(held), engine.num_free) == (1, 19)
+    engine.manager.release_blocks(held)
+    engine.manager.check()
+    assert engine.num_free == 20
+    assert len(engine.manager.block_pool.indexes[0]) == 0
