@@ -2,12 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvblocks.kinds import FullAttentionSpec, KVCacheSpec
-from kvblocks.manager import KVCacheManager, PrefixHit, RequestStatus, TokenRequest
+from kvblocks.manager import KVCacheBlocks, KVCacheManager, PrefixHit, Request, RequestStatus, TokenRequest
 from kvblocks.prefix import BlockHasher, ExtraKeys
+
+
+class CheckedManager(KVCacheManager):
+    """A manager that checks itself after every call that may change something, refused calls included."""
+
+    def allocate_slots(self, *args: Any, **options: Any) -> KVCacheBlocks | None:
+        try:
+            return super().allocate_slots(*args, **options)
+        finally:
+            self.check()
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        try:
+            super().cache_blocks(request, num_computed_tokens)
+        finally:
+            self.check()
+
+    def free(self, request: Request) -> None:
+        super().free(request)
+        self.check()
+
+    def pop_blocks_for_free(self, request: Request) -> list[int]:
+        blocks = super().pop_blocks_for_free(request)
+        self.check()
+        return blocks
+
+    def release_blocks(self, blocks: Sequence[int]) -> None:
+        try:
+            super().release_blocks(blocks)
+        finally:
+            self.check()
+
+    def evict_blocks(self, block_ids: Iterable[int]) -> None:
+        super().evict_blocks(block_ids)
+        self.check()
+
+    def reset_prefix_cache(self) -> bool:
+        done = super().reset_prefix_cache()
+        self.check()
+        return done
 
 
 class Engine:
@@ -18,7 +58,7 @@ class Engine:
     ) -> None:
         groups = list(specs) or [FullAttentionSpec(block_size=block_size)]
         options.setdefault("max_model_len", 100_000)
-        self.manager = KVCacheManager(usable_blocks + 1, groups, **options)
+        self.manager = CheckedManager(usable_blocks + 1, groups, **options)
         self.hasher = BlockHasher(self.manager.hash_block_size) if self.manager.enable_caching else None
         self.made = 0
 
@@ -36,7 +76,6 @@ class Engine:
         hit = self.manager.get_computed_blocks(request)
         tokens = request.num_tokens - hit.num_tokens if new is None else new
         blocks = self.manager.allocate_slots(request, tokens, hit.num_tokens, hit.blocks, **options)
-        self.manager.check()
         if blocks is None:
             return None
         request.num_computed_tokens = hit.num_tokens + options.get("num_external_computed_tokens", 0) + tokens
@@ -54,7 +93,6 @@ class Engine:
         request.append_output_token_ids(token)
         self.manager.new_step_starts()
         blocks = self.manager.allocate_slots(request, 1)
-        self.manager.check()
         if blocks is None:
             return False
         request.num_computed_tokens += 1
@@ -63,7 +101,6 @@ class Engine:
     def free(self, *requests: TokenRequest) -> None:
         for request in requests:
             self.manager.free(request)
-            self.manager.check()
 
     def preempt(self, request: TokenRequest) -> None:
         self.free(request)

@@ -51,7 +51,9 @@ class Demand(NamedTuple):
     num_adopted_tokens: int
     """Those and the external ones after them."""
     at_admission: bool = False
-    """The question is whether the whole request could ever fit, so what it holds at most counts."""
+    """The question is whether the whole request would fit, so what it holds at most counts."""
+    count_hits: bool = True
+    """Count which hit blocks are free; if not, all of them are taken to be, which is quicker and never too few."""
 
 
 class CachedRun(NamedTuple):
@@ -271,10 +273,14 @@ class CacheGroup:
         need = max(required - max(skipped, len(hits) + held), 0)
         if hits:
             kept = hits[max(skipped - held, 0) :]
-            need += list(map(self.pool.ref_count.__getitem__, kept)).count(0) - kept.count(NULL_BLOCK)
+            need += self.count_free(kept) if demand.count_hits else len(kept)
             if demand.num_local_tokens < len(hits) * self.block_size:
                 need += 1  # the hit ends inside its last block, which is copied before it is written
         return need
+
+    def count_free(self, blocks: Sequence[int]) -> int:
+        """How many of these blocks are free, the null block left out."""
+        return list(map(self.pool.ref_count.__getitem__, blocks)).count(0) - blocks.count(NULL_BLOCK)
 
     def quiet_until(self, request: CacheableRequest, caching: bool) -> int:
         """The least number of tokens at which this group has something to do for the request again.
@@ -302,7 +308,7 @@ class CacheGroup:
         if skipped > 0:
             table += [NULL_BLOCK] * skipped
             hits = hits[skipped:]
-        self.pool.touch(hits)
+        self.pool.hold(hits)
         table += hits
         self.num_cached[request.request_id] = len(table)
         if num_local_tokens < len(table) * self.block_size and hits:
@@ -336,7 +342,7 @@ class CacheGroup:
         self._to_copy.discard(request_id)
         source, (target,) = table[-1], self.pool.allocate(1)
         table[-1] = target
-        self.pool.touch((target,))
+        self.pool.hold((target,))
         self.copies.append((source, target))
         return [target]
 

@@ -135,8 +135,7 @@ class CheckpointGroup(StateGroup):
             before = max(blocks_for(demand.num_adopted_tokens, self.block_size), held)
             running = positions - self.num_speculative_blocks - 1
             need = before - held + max(positions - max(before, running), 0)
-        free_hits = [block for block in hits if block != NULL_BLOCK and not self.pool.ref_count[block]]
-        return need + len(free_hits)
+        return need + self.count_free(hits)
 
     # -- Change ---------------------------------------------------------------------------------------------------
 

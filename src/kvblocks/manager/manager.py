@@ -228,9 +228,7 @@ class KVCacheManager:
         if full_sequence_must_fit:
             whole = min(request.num_tokens, self.max_model_len)
             demand = Demand(whole, whole, local, adopted, at_admission=True)
-            need = self._blocks_needed(request, demand, hits, num_encoder_tokens)
-            if need + watermark > pool.num_free:
-                self._tell_refused(request, need + watermark, pool.num_free)
+            if not self._fits(request, demand, hits, num_encoder_tokens, pool.num_free - watermark):
                 return None
 
         main = adopted + num_new_tokens
@@ -240,9 +238,7 @@ class KVCacheManager:
         for group in self._skipping_groups:
             group.remove_skipped_blocks(request.request_id, max(0, adopted - request.num_in_flight_tokens))
         demand = Demand(slots, main, local, adopted)
-        need = self._blocks_needed(request, demand, hits, num_encoder_tokens)
-        if need + watermark > pool.num_free - reserved_blocks:
-            self._tell_refused(request, need + watermark, pool.num_free - reserved_blocks)
+        if not self._fits(request, demand, hits, num_encoder_tokens, pool.num_free - watermark - reserved_blocks):
             return None
 
         # Everything is checked; from here on nothing fails.
@@ -284,6 +280,26 @@ class KVCacheManager:
                 new_blocks[i] = blocks
         return DecodeSlots(len(requests), new_blocks)
 
+    def _fits(
+        self,
+        request: Request,
+        demand: Demand,
+        hits: tuple[Sequence[int], ...] | None,
+        num_encoder_tokens: int,
+        num_free: int,
+    ) -> bool:
+        """Whether `num_free` blocks meet the demand; tells the observer when they do not."""
+        if hits is not None:
+            at_most = self._blocks_needed(request, demand._replace(count_hits=False), hits, num_encoder_tokens)
+            if at_most <= num_free:
+                return True
+        need = self._blocks_needed(request, demand, hits, num_encoder_tokens)
+        if need <= num_free:
+            return True
+        if self._observer is not None:
+            self._observer.on_refuse(request, need, num_free)
+        return False
+
     def _blocks_needed(
         self, request: Request, demand: Demand, hits: tuple[Sequence[int], ...] | None, num_encoder_tokens: int
     ) -> int:
@@ -292,10 +308,6 @@ class KVCacheManager:
             asked = demand._replace(num_slots=num_encoder_tokens) if group.counts_encoder_tokens else demand
             need += group.blocks_needed(request, asked, () if hits is None else hits[i])
         return need
-
-    def _tell_refused(self, request: Request, needed: int, free: int) -> None:
-        if self._observer is not None:
-            self._observer.on_refuse(request, needed, free)
 
     def _adopt(
         self, request: Request, hits: tuple[Sequence[int], ...] | None, local: int, adopted: int, external: bool

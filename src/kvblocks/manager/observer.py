@@ -31,7 +31,7 @@ class Observer:
         """`allocate_slots` succeeded with these new blocks per group; `admission` when the request entered with it."""
 
     def on_refuse(self, request: Request, blocks_needed: int, blocks_free: int) -> None:
-        """`allocate_slots` returned None: so many blocks were needed (with the watermark), so many could be had."""
+        """`allocate_slots` returned None: so many blocks were needed, so many could be had (less what is reserved)."""
 
     def on_cache(self, request: Request, group_id: int, run: CachedRun, parent_hash: bytes | None) -> None:
         """Consecutive blocks of the request became findable; `parent_hash` is the chain's hash just before them."""

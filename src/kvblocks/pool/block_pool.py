@@ -154,7 +154,19 @@ class BlockPool:
         return blocks
 
     def touch(self, blocks: Iterable[int]) -> None:
-        """Add a holder to each block (a hit, or a pin). Free blocks become live; the null block is passed over."""
+        """Add a holder to each block, whatever it holds: a pin. Free blocks become live, the null block stays out."""
+        ids = list(blocks)
+        pinned = {block for block in ids if block and not self.ref_count[block] and self.hash_of[block] is None}
+        blank = pinned.intersection(self._blank)  # a scan, but nobody pins blocks without content on a hot path
+        if blank:
+            self._blank = [block for block in self._blank if block not in blank]
+            for block in blank:
+                self.ref_count[block] = 1
+                ids.remove(block)
+        self.hold(ids)
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Add a holder to each block of a prefix hit. All are live or cached, or the null block."""
         ref_count = self.ref_count
         revived: list[int] = []
         for block in blocks:
@@ -164,19 +176,7 @@ class BlockPool:
             elif block:
                 ref_count[block] = 1
                 revived.append(block)
-        if revived:
-            if None in map(self.hash_of.__getitem__, revived):
-                revived = self._take_blank(revived)
-            self._cached.remove(revived)
-
-    def _take_blank(self, blocks: list[int]) -> list[int]:
-        """Take the blank ones of these blocks off the stack; the others.
-
-        Only a pin by number gets here, since nobody hits a block without content. So a scan is good enough.
-        """
-        blank = set(blocks).intersection(self._blank)
-        self._blank = [block for block in self._blank if block not in blank]
-        return [block for block in blocks if block not in blank]
+        self._cached.remove(revived)
 
     def free(self, blocks: Sequence[int]) -> None:
         """Take one holder from each block. Those without holders become free, in the order given.

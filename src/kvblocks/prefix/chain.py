@@ -98,6 +98,8 @@ def token_bytes(token_ids: Sequence[int], start: int, end: int) -> bytes:
 
 
 def _as_array(part: Sequence[int]) -> array[int]:
+    if type(part) is list:
+        return array("I", part)
     try:
         view = memoryview(part)  # type: ignore[arg-type]
     except TypeError:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import islice
 
 from kvblocks.errors import IntegrityError
 
@@ -19,9 +18,9 @@ _COMPACT_BELOW = 1024
 class LRU:
     """A queue of ids with lazy removal.
 
-    A block that is hit leaves a stale entry behind, and `_stale` counts these per block. The stale entries of a block
-    are always older than its valid one, so the first `_stale[block]` occurrences met from the left are the ones to
-    skip. The queue is rebuilt when stale entries outnumber valid ones: O(1) amortised per operation.
+    A block that is hit leaves a stale entry behind, and `_stale[block]` counts these. The stale entries of a block are
+    always older than its valid one, so the first so many occurrences met from the left are the ones to skip. The queue
+    is rebuilt when stale entries outnumber valid ones: O(1) amortised per operation.
     """
 
     name = "lru"
@@ -29,7 +28,7 @@ class LRU:
 
     def __init__(self) -> None:
         self._queue: deque[int] = deque()
-        self._stale: dict[int, int] = {}
+        self._stale: list[int] = []
         self._num_stale = 0
 
     def __len__(self) -> int:
@@ -39,44 +38,37 @@ class LRU:
         self._queue.extend(blocks)
 
     def remove(self, blocks: Sequence[int]) -> None:
+        if not blocks:
+            return
         stale = self._stale
-        if stale.keys().isdisjoint(blocks):
-            stale.update(dict.fromkeys(blocks, 1))
-        else:
-            for block in blocks:
-                stale[block] = stale.get(block, 0) + 1
+        beyond = max(blocks) + 1 - len(stale)
+        if beyond > 0:
+            stale += [0] * beyond
+        for block in blocks:
+            stale[block] += 1
         self._num_stale += len(blocks)
         if self._num_stale > _COMPACT_BELOW and self._num_stale * 2 > len(self._queue):
             self._queue = deque(self.peek())
-            self._stale.clear()
+            self._stale = [0] * len(stale)
             self._num_stale = 0
 
     def evict(self, n: int) -> list[int]:
         pop = self._queue.popleft
-        stale = self._stale
-        if not stale:
+        if not self._num_stale:
             return [pop() for _ in range(n)]
+        stale, known = self._stale, len(self._stale)
         blocks: list[int] = []
         while len(blocks) < n:
             block = pop()
-            if block in stale:
-                self._skip(block)
+            if block < known and stale[block]:
+                stale[block] -= 1
+                self._num_stale -= 1
             else:
                 blocks.append(block)
         return blocks
 
-    def _skip(self, block: int) -> None:
-        self._num_stale -= 1
-        if self._stale[block] == 1:
-            del self._stale[block]
-        else:
-            self._stale[block] -= 1
-
     def peek(self) -> Iterator[int]:
-        if not self._stale:
-            yield from islice(self._queue, None)
-            return
-        left = dict(self._stale)
+        left = {block: count for block, count in enumerate(self._stale) if count} if self._num_stale else {}
         for block in self._queue:
             if left.get(block):
                 left[block] -= 1
@@ -84,8 +76,8 @@ class LRU:
                 yield block
 
     def check(self) -> None:
-        if sum(self._stale.values()) != self._num_stale:
-            raise IntegrityError(f"LRU counts {self._num_stale} stale entries, blocks say {self._stale}")
+        if sum(self._stale) != self._num_stale:
+            raise IntegrityError(f"LRU counts {self._num_stale} stale entries, its blocks {sum(self._stale)}")
         held = list(self.peek())
         if len(held) != len(self) or len(set(held)) != len(held):
             raise IntegrityError(f"LRU holds {len(self)} blocks, its queue has {held}")
