@@ -6,6 +6,7 @@ import pytest
 
 from kvblocks.errors import RequestError
 from kvblocks.kinds import FullAttentionSpec, MambaSpec
+from kvblocks.observe import StatsObserver
 from kvblocks.scheduling import Scheduler
 from tests.cases.scenario import Engine, cached
 
@@ -20,40 +21,58 @@ def test_bh037_external_tokens_leave_one_to_compute() -> None:
 
 
 def test_bh038_external_tokens_are_those_after_the_local_hit() -> None:
-    engine = cached(range(16), block_size=8)
+    stats = StatsObserver()
+    engine = cached(range(16), block_size=8, observer=stats)
+    stats.take()
     request = engine.request(range(40))
+    with pytest.raises(RequestError, match="leave none of its 40 tokens to compute"):
+        engine.try_admit(request, 0, num_external_computed_tokens=24)  # the store's count, local hit included
     hit = engine.try_admit(request, 16, num_external_computed_tokens=8)
     assert hit is not None
     assert hit.num_tokens == 16
     assert request.num_computed_tokens == 40
     assert engine.table(request)[:2] == [1, 2]
     assert len(engine.table(request)) == 5
+    taken = stats.take()
+    assert (taken.hits, taken.external_tokens, taken.allocated_blocks) == (16, 8, 3)
 
 
-def test_bh040_the_slots_of_a_plan_are_exactly_those_of_its_tokens() -> None:
+@pytest.mark.parametrize("prompt, planned_blocks, all_blocks", [(895, 56, 56), (897, 56, 57)])
+def test_bh040_the_slots_of_a_plan_are_exactly_those_of_its_tokens(
+    prompt: int, planned_blocks: int, all_blocks: int
+) -> None:
+    """The report's prompt, and one whose last token begins a block: its slot comes with the step that computes it."""
     engine = Engine(usable_blocks=60, block_size=16)
-    request = engine.request(range(895))
-    assert (
-        engine.manager.allocate_slots(request, 0, num_external_computed_tokens=894, delay_cache_blocks=True) is not None
-    )
-    assert len(engine.table(request)) == 56  # 894 tokens in blocks of 16
-    engine.manager.cache_blocks(request, 894)
-    request.num_computed_tokens = 894
+    request = engine.request(range(prompt))
+    planned = prompt - 1
+    blocks = engine.manager.allocate_slots(request, 0, num_external_computed_tokens=planned, delay_cache_blocks=True)
+    assert blocks is not None
+    assert len(engine.table(request)) == planned_blocks
+    engine.manager.cache_blocks(request, planned)
+    request.num_computed_tokens = planned
     assert engine.manager.allocate_slots(request, 1) is not None
-    assert len(engine.table(request)) == 56
+    assert len(engine.table(request)) == all_blocks
 
 
-def test_bh041_an_aborted_load_gives_its_blocks_back_uncached_and_its_late_end_is_refused() -> None:
+@pytest.mark.parametrize("held", [False, True])
+def test_bh041_an_aborted_load_gives_its_blocks_back_uncached_and_its_late_end_is_refused(held: bool) -> None:
+    """Freed at once, or held until the load has stopped writing. The report has the late end ignored; here it raises
+    and changes nothing, since a caller that announces content for no blocks has lost count."""
     engine = Engine()
     request = engine.request(range(12))
     engine.manager.allocate_slots(request, 0, num_external_computed_tokens=8, delay_cache_blocks=True)
-    engine.free(request)
-    assert engine.num_free == 20
-    assert len(engine.manager.block_pool.indexes[0]) == 0
+    if held:
+        blocks = engine.manager.pop_blocks_for_free(request)
+        assert (len(blocks), engine.num_free) == (2, 18)
+        engine.manager.release_blocks(blocks)
+    else:
+        engine.free(request)
+    assert engine.manager.pool_usage == (0, 0, 20)
     with pytest.raises(RequestError, match="holds no blocks"):
         engine.manager.cache_blocks(request, 8)
     engine.free(request)
-    assert engine.num_free == 20
+    assert engine.manager.pop_blocks_for_free(request) == []
+    assert engine.manager.pool_usage == (0, 0, 20)
 
 
 def test_bh043_lookahead_slots_are_allocated_and_not_cached() -> None:

@@ -141,32 +141,39 @@ def test_bh065_new_state_blocks_are_reported_like_any_other() -> None:
     assert set(old) <= {*blocks.blocks[0], *blocks.blocks[1]}  # recycled, so whoever zeroes must be told
 
 
-@pytest.mark.parametrize("computed", range(120, 1100, 61))
+@pytest.mark.parametrize("computed", [*range(120, 260), 1022, 1023, 1024, 1025])
 def test_bh068_a_window_keeps_what_the_next_token_reads(computed: int) -> None:
     engine = Engine(usable_blocks=40, specs=[window(127, 64)], max_in_flight_tokens=2000)
     request = engine.admit(range(computed))
     assert engine.decode(request)
-    (first_live,) = [at for at, block in enumerate(engine.table(request)) if block][:1]
+    first_live = next(at for at, block in enumerate(engine.table(request)) if block)
     assert first_live == max(0, computed - 127 + 1) // 64
-    assert computed - first_live * 64 >= min(126, computed)
+    assert min(126, computed) <= computed - first_live * 64 < 126 + 64
 
 
 def test_bh069_any_group_may_take_the_cached_blocks_of_any_other() -> None:
-    engine = Engine(usable_blocks=40, specs=[FULL, window(8)], retention_interval=None)
-    engine.free(engine.admit(range(72)))
-    assert engine.manager.pool_usage.cached >= 18
-    grown = Engine(usable_blocks=40, specs=[FULL, window(8)], retention_interval=None)
-    grown.free(grown.admit(range(72)))
-    request = grown.admit(range(1000, 1072))
-    assert len(grown.table(request)) == 18
+    engine = Engine(usable_blocks=20, specs=[FULL, window(8)], retention_interval=None, max_in_flight_tokens=40)
+    request = engine.admit(range(40))
+    sliding = {block for block in engine.table(request, 1) if block}
+    engine.free(request)
+    assert engine.manager.pool_usage == (0, 20, 0)
+    pool = engine.manager.block_pool
+    assert len(sliding) == len(pool.indexes[1]) == 10
+    grown = engine.admit(range(1000, 1040))
+    assert sliding & set(engine.table(grown, 0))
+    assert len(pool.indexes[0]) == len(pool.indexes[1]) == 10
 
 
-def test_bh070_a_group_that_finds_no_room_takes_the_others_blocks_back() -> None:
-    engine = Engine(usable_blocks=5, specs=[MambaSpec(block_size=4), FULL])
+@pytest.mark.parametrize("specs", [[MambaSpec(block_size=4), FULL], [FULL, MambaSpec(block_size=4)]])
+def test_bh070_a_group_that_finds_no_room_takes_the_others_blocks_back(specs: list[KVCacheSpec]) -> None:
+    engine = Engine(usable_blocks=5, specs=specs)
     before = list(engine.manager.block_pool.free_order())
-    assert engine.try_admit(engine.request(range(20))) is None  # a state and five blocks
+    request = engine.request(range(20))  # a state and five blocks
+    assert engine.try_admit(request) is None
     assert list(engine.manager.block_pool.free_order()) == before
-    assert engine.manager.pool_usage.live == 0
+    assert engine.manager.get_block_ids(request.request_id) == ([], [])
+    assert engine.try_admit(engine.request(range(16))) is not None  # one block less fits
+    assert engine.num_free == 0
 
 
 def test_bh071_cross_attention_is_charged_for_the_encoder_s_tokens() -> None:
@@ -192,10 +199,10 @@ def test_bh072_cross_attention_is_nobody_else_s_and_does_not_grow() -> None:
 
 
 def test_bh073_the_footprint_of_a_short_prompt_can_be_asked() -> None:
-    """One block of each attention group and one of each state, however few the tokens."""
+    """One block of each attention group and one of each state, however few the tokens: in the report 32.9 % of all."""
     specs: list[KVCacheSpec] = [FullAttentionSpec(block_size=7808)] * 6 + [MambaSpec(block_size=7808)] * 17
-    engine = Engine(usable_blocks=57, specs=specs)
+    engine = Engine(usable_blocks=70, specs=specs)
     assert engine.manager.peak_blocks(12) == (1,) * 23
     request = engine.admit(range(12))
     assert sum(len(table) for table in engine.manager.get_block_ids(request.request_id)) == 23
-    assert engine.manager.usage == 23 / 57
+    assert round(engine.manager.usage, 3) == 0.329

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvblocks.kinds import FullAttentionSpec, KVCacheSpec, MambaSpec, SlidingWindowSpec
 from kvblocks.observe import BlockRemoved, BlockStored, KVEventRecorder
 from tests.cases.scenario import Engine
@@ -62,15 +64,18 @@ def test_bh088_a_parent_was_announced_before_its_children() -> None:
             stored |= {(event.group_id, block_hash) for block_hash in event.block_hashes}
 
 
-def test_bh089_a_hash_with_a_copy_left_is_not_removed() -> None:
+@pytest.mark.parametrize("older_first", [True, False])
+def test_bh089_a_hash_with_a_copy_left_is_not_removed(older_first: bool) -> None:
     events = KVEventRecorder()
     engine = Engine(observer=events)
-    a, b = engine.admit(range(4)), engine.admit(range(4))
-    engine.manager.evict_blocks(engine.table(a))
+    requests = [engine.admit(range(4)), engine.admit(range(4))]
+    first, second = requests if older_first else requests[::-1]
+    engine.manager.evict_blocks(engine.table(first))
     assert not [e for e in events.take_events() if isinstance(e, BlockRemoved)]
-    assert engine.hit(range(5)).num_tokens == 4
-    engine.manager.evict_blocks(engine.table(b))
-    assert events.take_events() == [BlockRemoved(a.block_hashes[0], 0)]
+    assert engine.hit(range(5)).blocks.get_block_ids() == (engine.table(second),)
+    engine.manager.evict_blocks(engine.table(second))
+    assert events.take_events() == [BlockRemoved(first.block_hashes[0], 0)]
+    assert engine.hit(range(5)).num_tokens == 0
 
 
 def test_bh091_blocks_from_elsewhere_are_announced_before_what_follows_them() -> None:

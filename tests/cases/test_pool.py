@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from kvblocks.errors import PoolError
+from kvblocks.manager import TokenRequest
 from tests.cases.scenario import Engine, cached
 
 
@@ -20,21 +23,30 @@ def test_bh003_a_hit_keeps_the_entry_that_it_hits() -> None:
 def test_bh004_a_reused_block_is_not_found_by_its_old_content() -> None:
     engine = cached(range(8), usable_blocks=3)
     b = engine.admit(range(100, 112))
+    assert sorted(engine.table(b)) == [1, 2, 3]
     engine.free(b)
-    assert engine.hit(range(9)).num_tokens == 0  # check() compares every entry with the block's own hash
+    assert engine.hit(range(9)).num_tokens == 0
+    pool = engine.manager.block_pool
+    assert not any(block_hash in pool.indexes[0] for block_hash in engine.request(range(8)).block_hashes)
+    assert all(pool.hash_of[block] == block_hash for block_hash, block in pool.indexes[0].pairs())
 
 
-@pytest.mark.parametrize("path", ["reuse", "evict", "reset", "free of an unfinished block"])
+@pytest.mark.parametrize("path", ["reuse", "evict while live", "evict while free", "reset", "free of a partial block"])
 def test_bh005_a_block_that_lost_its_content_can_be_cached_again(path: str) -> None:
     engine = Engine(usable_blocks=2)
-    a = engine.admit(range(3 if path.startswith("free") else 8))
-    if path == "evict":
+    pool = engine.manager.block_pool
+    a = engine.admit(range(3 if path == "free of a partial block" else 8))
+    if path == "evict while live":
         engine.manager.evict_blocks(engine.table(a))
     engine.free(a)
+    if path == "evict while free":
+        engine.manager.evict_blocks([1, 2])
     if path == "reset":
         assert engine.manager.reset_prefix_cache()
+    if path != "reuse":
+        assert pool.hash_of == [None] * 3
+        assert len(pool.indexes[0]) == 0
     b = engine.admit(range(50, 58))
-    pool = engine.manager.block_pool
     assert [pool.hash_of[block] for block in engine.table(b)] == b.block_hashes
     assert len(pool.indexes[0]) == sum(block_hash is not None for block_hash in pool.hash_of) == 2
 
@@ -46,25 +58,43 @@ def test_bh007_a_pinned_block_is_not_queued_twice() -> None:
     engine.manager.check(pinned=[1, 2])
     assert pool.num_free == len(list(pool.free_order())) == 4
     pool.free([2, 1])
+    engine.manager.check()
     assert pool.num_free == len(list(pool.free_order())) == 6
     assert sorted(pool.allocate(6)) == [1, 2, 3, 4, 5, 6]
 
 
 def test_bh008_the_three_kinds_of_blocks_always_add_up() -> None:
     """The report is about tiers; in one tier the same fault would show as parts that do not sum to the whole."""
-    engine = Engine(usable_blocks=6)
-
-    def adds_up() -> None:
+    rng = random.Random(8)
+    engine = Engine(usable_blocks=9)
+    live: list[TokenRequest] = []
+    refused = 0
+    for _ in range(300):
+        act = rng.choice(["admit", "admit", "decode", "decode", "free", "evict", "reset"])
+        if act == "admit":
+            start = rng.choice([0, 0, 4, 100])
+            request = engine.request(range(start, start + rng.randint(1, 20)))
+            if engine.try_admit(request) is None:
+                refused += 1
+            else:
+                live.append(request)
+        elif act == "decode" and live:
+            request = rng.choice(live)
+            if not engine.decode(request, rng.randrange(2)):
+                refused += 1
+                live.remove(request)
+                engine.free(request)
+        elif act == "free" and live:
+            engine.free(live.pop(rng.randrange(len(live))))
+        elif act == "evict":
+            engine.manager.evict_blocks([rng.randint(1, 9)])
+        elif act == "reset":
+            assert engine.manager.reset_prefix_cache() is (not live)
         usage = engine.manager.pool_usage
-        assert usage.live + usage.cached + usage.blank == 6
+        assert usage.live + usage.cached + usage.blank == 9
         assert min(usage) >= 0
-
-    for prompt in (range(8), range(4, 20), range(8), range(100, 124)):
-        request = engine.request(prompt)
-        engine.try_admit(request)
-        adds_up()
-        engine.free(request)
-        adds_up()
+        assert usage.live == len({block for request in live for block in engine.table(request)})
+    assert refused
 
 
 def test_bh009_a_second_free_changes_nothing_and_a_block_given_twice_is_refused() -> None:

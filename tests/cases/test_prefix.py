@@ -6,7 +6,7 @@ import pytest
 
 from kvblocks.errors import RequestError
 from kvblocks.kinds import FullAttentionSpec
-from kvblocks.observe import StatsObserver
+from kvblocks.observe import BlockStored, KVEventRecorder, StatsObserver
 from tests.cases.scenario import Engine, cached
 
 
@@ -22,21 +22,18 @@ def test_bh015_a_fully_cached_prompt_recomputes_its_last_block_beside_the_old_on
     assert pool.indexes[0].get(request.block_hashes[3]) == 4  # the older copy answers
 
 
-@pytest.mark.parametrize("length", [127, 128, 129])
-def test_bh016_what_is_counted_is_what_is_taken(length: int) -> None:
-    engine = cached(range(128), usable_blocks=4, block_size=64)
+@pytest.mark.parametrize("length, cached_tokens", [(127, 64), (128, 64), (129, 128)])
+def test_bh016_what_is_counted_is_what_is_taken(length: int, cached_tokens: int) -> None:
+    """One new block each. The hits were free, so they leave the free blocks too: room for one less is refused."""
+    engine = cached(range(128), usable_blocks=6, block_size=64)
     request = engine.request(range(length))
     before = engine.num_free
-    hit = engine.try_admit(request)
+    taken = cached_tokens // 64 + 1
+    assert engine.try_admit(request, reserved_blocks=before - taken + 1) is None
+    hit = engine.try_admit(request, reserved_blocks=before - taken)
     assert hit is not None
-    assert hit.num_tokens == (128 if length == 129 else 64)
-    assert before - engine.num_free == len(engine.table(request)) == -(-length // 64)
-    # Two blocks are cached and free. Whoever holds all the others leaves no room for more than was counted.
-    tight = cached(range(128), usable_blocks=3, block_size=64)
-    other = tight.admit(range(1000, 1064)) if length < 129 else None
-    assert tight.try_admit(tight.request(range(length))) is not None
-    assert tight.num_free == 0
-    assert other is None or len(tight.table(other)) == 1
+    assert hit.num_tokens == cached_tokens
+    assert before - engine.num_free == len(engine.table(request)) == taken
 
 
 def test_bh017_what_lies_behind_a_missing_block_is_no_hit() -> None:
@@ -71,14 +68,21 @@ def test_bh019_a_hit_found_before_an_eviction_cannot_be_used_after_it() -> None:
         engine.manager.allocate_slots(request, 1, stale.num_tokens, stale.blocks)
 
 
-def test_bh020_each_full_block_is_registered_once_and_a_partial_one_never() -> None:
-    engine = Engine()
+@pytest.mark.parametrize("delayed", [False, True])
+def test_bh020_each_full_block_is_registered_once_and_a_partial_one_never(delayed: bool) -> None:
+    events = KVEventRecorder()
+    engine = Engine(observer=events)
     request = engine.request(range(12))
-    engine.manager.allocate_slots(request, 12, delay_cache_blocks=True)
-    index = engine.manager.block_pool.indexes[0]
-    for computed, known in ((6, 1), (6, 1), (12, 3), (12, 3)):
-        engine.manager.cache_blocks(request, computed)
-        assert len(index) == known
+    stored = []
+    for computed in (6, 12):
+        engine.manager.allocate_slots(request, 6, delay_cache_blocks=delayed)
+        request.num_computed_tokens = computed
+        for _ in range(2):  # asking again changes nothing
+            engine.manager.cache_blocks(request, computed)
+        stored.append([event.block_hashes for event in events.take_events() if isinstance(event, BlockStored)])
+    first, second, third = request.block_hashes
+    assert stored == [[(first,)], [(second, third)]]
+    assert len(engine.manager.block_pool.indexes[0]) == 3
 
 
 def test_bh023_a_compressed_group_counts_the_tokens_that_its_blocks_span() -> None:

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from kvblocks.kinds import FullAttentionSpec, KVCacheSpec, MambaSpec, MLASpec
+from kvblocks.kinds import FullAttentionSpec, MambaSpec, MLASpec
 from tests.cases.scenario import Engine
 from tests.shared import shared
 
@@ -15,21 +15,43 @@ BELONGS_TO_PLAN = ("BH076", "BH081")
 
 
 def test_bh077_a_pool_of_exactly_the_blocks_needed_is_one_short() -> None:
-    engine = Engine(usable_blocks=178, block_size=1600, max_model_len=286_400)  # 179 blocks with the null block
-    assert engine.manager.peak_blocks(286_400) == (179,)
-    assert engine.manager.max_request_tokens == 178 * 1600
+    """The null block is nobody's: of 179 blocks 178 serve. 15 states take one each, attention of 1,600 tokens the
+    rest."""
+    attention, state = FullAttentionSpec(block_size=1600), MambaSpec(block_size=1600, cache_mode="none")
+    engine = Engine(usable_blocks=178, specs=[attention] + [state] * 15, max_model_len=262_144, enable_caching=False)
+    assert engine.manager.block_pool.num_blocks == 179
+    assert sum(engine.manager.peak_blocks(262_144)) == 179
+    assert engine.manager.max_request_tokens == 260_800
+    longest = engine.admit(range(260_800))
+    assert engine.num_free == 0
+    engine.free(longest)
+    assert engine.try_admit(engine.request(range(260_801))) is None
 
 
 def test_bh079_an_indexer_s_keys_are_part_of_the_page() -> None:
     latent, indexer = MLASpec(block_size=64), MLASpec(block_size=64, head_size=132, dtype_bytes=1)
-    per_token = 61 * (latent.page_size_bytes + indexer.page_size_bytes) // 64
-    assert per_token == 61 * (1152 + 132)
+    pages = [61 * spec.page_size_bytes for spec in (latent, indexer)]
+    assert [page / 64 for page in pages] == [61 * 1152, 61 * 132]
+    budget = 45 * 10**9
+    assert (budget // pages[0], budget // sum(pages)) == (10_005, 8_977)
 
 
 def test_bh080_attention_grows_and_a_state_does_not() -> None:
-    specs: list[KVCacheSpec] = [FullAttentionSpec(block_size=16), MambaSpec(block_size=16)]
-    manager = Engine(usable_blocks=5000, specs=specs).manager
-    assert [manager.peak_blocks(tokens) for tokens in (16, 1600, 16_000)] == [(1, 1), (100, 2), (1000, 2)]
+    """52 layers, of which 4 are attention and 24 keep a state; the others keep nothing."""
+    attention = FullAttentionSpec(block_size=16, num_kv_heads=8)
+    state = MambaSpec(block_size=16, state_bytes=1_000_000, cache_mode="none")
+    manager = Engine(usable_blocks=5000, specs=[attention, state], enable_caching=False).manager
+
+    def bytes_of(tokens: int) -> int:
+        pages = (4 * attention.page_size_bytes, 24 * state.page_size_bytes)
+        return sum(blocks * page for blocks, page in zip(manager.peak_blocks(tokens), pages, strict=True))
+
+    per_token = 4 * 8 * (128 + 128) * 2
+    assert [bytes_of(tokens) for tokens in (16, 1600, 16_000)] == [
+        24_000_000 + tokens * per_token for tokens in (16, 1600, 16_000)
+    ]
+    checkpoints = Engine(specs=[attention, MambaSpec(block_size=16)]).manager
+    assert [checkpoints.peak_blocks(tokens)[1] for tokens in (16, 1600, 16_000)] == [1, 2, 2]
 
 
 def test_bh082_the_kind_of_the_spec_decides_the_bytes() -> None:

@@ -70,9 +70,11 @@ def test_a_refused_prompt_counts_as_rejected_and_in_nothing_else() -> None:
     (r,) = run(trace, 5, serial=True)
     assert (r["requests"], r["rejected"], r["prompt_tokens"], r["hit_tokens"]) == (3, 2, 32 + 32 + 16, 16)
     assert r["output_tokens"] == 0  # the last one's outputs were refused
-    assert r["reject_reasons"] == {"the prompt exceeds the cache": 1, "the outputs exceed the cache": 1}
+    assert r["reject_reasons"] == {"the prompt does not fit": 1, "the outputs do not fit": 1}
+    assert r["reject_examples"]["the prompt does not fit"] == "80 tokens, there is room for 64"
     (timed,) = run(trace, 5)
     assert (timed["requests"], timed["rejected"]) == (3, 2)
+    assert "need 5 blocks; the pool has 4 usable ones" in timed["reject_examples"]["the prompt does not fit"]
 
 
 @pytest.mark.parametrize("serial", [True, False])

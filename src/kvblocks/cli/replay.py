@@ -279,7 +279,9 @@ def _print(console: Console, trace: dict[str, Any], found: Replay, bytes_per_tok
             console.print(line, markup=False)
     for run in found.runs:
         for reason, count in run.reject_reasons.items():
-            console.print(f"{run.num_blocks:,} blocks: {count:,} rejected, since {reason}", markup=False)
+            first = run.reject_examples[reason]
+            told = f"{run.num_blocks:,} blocks: {count:,} rejected, {reason}; the first: {first}"
+            console.print(told, markup=False, soft_wrap=True)
 
 
 _COMMON = ("blocks", "tokens", "memory", "hit\nrate", "last\nhalf", "hit\ntokens", "evicted\nblocks")

@@ -72,6 +72,7 @@ class RunResult:
     duration_s: float = 0.0
     interrupted: bool = False
     reject_reasons: dict[str, int] = field(default_factory=dict)
+    reject_examples: dict[str, str] = field(default_factory=dict)
     _prompts: array[int] = field(default_factory=lambda: array("Q"))
     _hits: array[int] = field(default_factory=lambda: array("Q"))
     _ttft_s: array[float] = field(default_factory=lambda: array("d"))
@@ -99,8 +100,10 @@ class RunResult:
         self.prompt_tokens += prompt_tokens
         self.hit_tokens += hit_tokens
 
-    def reject(self, reason: str) -> None:
+    def reject(self, reason: str, details: str) -> None:
+        """Count a rejection; the details of the first of each reason are kept."""
         self.rejected += 1
+        self.reject_examples.setdefault(reason, details)
         self.reject_reasons[reason] = self.reject_reasons.get(reason, 0) + 1
 
     def first_token(self, after_s: float) -> None:
@@ -126,6 +129,7 @@ class RunResult:
             "recomputed_tokens": self.recomputed_tokens,
             "peak_live_blocks": self.peak_live_blocks,
             "reject_reasons": self.reject_reasons,
+            "reject_examples": self.reject_examples,
             "interrupted": self.interrupted,
         }
         if self.mode == "timed":

@@ -41,14 +41,15 @@ class SerialRun:
         if prompt > self._max_tokens or (
             manager.allocate_slots(request, prompt - hit.num_tokens, hit.num_tokens, hit.blocks) is None
         ):
-            result.reject("the prompt exceeds the cache")
+            result.reject("the prompt does not fit", f"{prompt} tokens, there is room for {self._max_tokens}")
             return
         result.admit(prompt, hit.num_tokens)
         if self._outputs and request.num_output_tokens:
             request.num_computed_tokens = prompt
             outputs = request.num_output_tokens
             if prompt + outputs > self._max_tokens or manager.allocate_slots(request, outputs) is None:
-                result.reject("the outputs exceed the cache")
+                details = f"{prompt} + {outputs} tokens, there is room for {self._max_tokens}"
+                result.reject("the outputs do not fit", details)
             else:
                 result.output_tokens += outputs
             request.num_computed_tokens = 0

@@ -72,7 +72,7 @@ class TimedRun:
             request.num_output_tokens = 0
         reason = self.scheduler.add(request)
         if reason is not None:
-            self.result.reject("the prompt exceeds the cache or a limit")
+            self.result.reject("the prompt does not fit", reason)
 
     def _step(self, step: Step, start_s: float) -> None:
         """Let the step's time pass, and generate a token for each request that has computed all of its own."""
@@ -80,8 +80,8 @@ class TimedRun:
         for admitted in step.admitted:
             if not admitted.resumed:
                 result.admit(admitted.request.num_prompt_tokens, admitted.num_hit_tokens)
-        for _ in step.refused:
-            result.reject("the outputs exceed the cache")
+        for refused in step.refused:
+            result.reject("the outputs do not fit", refused.reason)
         result.preemptions += len(step.preempted)
         if not step.scheduled:
             if not step.refused and not step.preempted:
