@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvblocks.errors import RequestError
-from kvblocks.kinds import FullAttentionSpec, MambaSpec
+from kvblocks.kinds import ChunkedLocalSpec, FullAttentionSpec, KVCacheSpec, MambaSpec, SlidingWindowSpec
 from kvblocks.observe import StatsObserver
-from kvblocks.scheduling import Scheduler
+from kvblocks.scheduling import Scheduler, SchedulerConfig
 from tests.cases.scenario import Engine, cached
+
+FULL = FullAttentionSpec(block_size=16)
 
 
 def test_bh037_external_tokens_leave_one_to_compute() -> None:
@@ -34,7 +38,8 @@ def test_bh038_external_tokens_are_those_after_the_local_hit() -> None:
     assert engine.table(request)[:2] == [1, 2]
     assert len(engine.table(request)) == 5
     taken = stats.take()
-    assert (taken.hits, taken.external_tokens, taken.allocated_blocks) == (16, 8, 3)
+    assert (taken.hits, taken.external_tokens) == (16, 8)
+    assert engine.num_free == 15
 
 
 @pytest.mark.parametrize("prompt, planned_blocks, all_blocks", [(895, 56, 56), (897, 56, 57)])
@@ -136,6 +141,37 @@ def test_bh050_a_request_that_outgrows_the_cache_is_ended_with_the_reason() -> N
     assert request.num_tokens == 1009
     assert "1009 tokens need 69 blocks; the pool has 68 usable ones, room for 1008 tokens" in step.refused[0].reason
     assert engine.num_free == 68
+
+
+@pytest.mark.parametrize(
+    "specs, options",
+    [
+        ([FULL], {}),
+        ([FULL, SlidingWindowSpec(block_size=32, sliding_window=100)], {"max_in_flight_tokens": 128}),
+        ([FULL, ChunkedLocalSpec(block_size=16, attention_chunk_size=64)], {"max_in_flight_tokens": 128}),
+        ([FULL, MambaSpec(block_size=16, num_speculative_blocks=3)], {}),
+        ([FULL, MambaSpec(block_size=1024, cache_mode="none")], {"enable_caching": False}),
+        ([FULL, MambaSpec(block_size=16, cache_mode="none")], {"enable_caching": False}),
+    ],
+    ids=["full", "window", "chunked local", "checkpoints", "state", "state of small blocks"],
+)
+@pytest.mark.parametrize("full_sequence_must_fit", [True, False])
+def test_bh050_what_is_said_to_fit_an_empty_cache_is_computed(
+    specs: list[KVCacheSpec], options: dict[str, Any], full_sequence_must_fit: bool
+) -> None:
+    """The other half of the report: a request that was let in must not wait for ever either."""
+    engine = Engine(usable_blocks=40, specs=specs, max_model_len=1024, **options)
+    config = SchedulerConfig(max_num_batched_tokens=128, full_sequence_must_fit=full_sequence_must_fit)
+    scheduler = Scheduler(engine.manager, config)
+    longest = engine.manager.max_request_tokens
+    request = engine.request(range(longest))
+    assert scheduler.add(request) is None
+    for _ in range(-(-longest // 128)):
+        assert scheduler.schedule().scheduled
+        scheduler.check()
+    assert request.num_computed_tokens == longest
+    scheduler.finish(request.request_id)
+    assert scheduler.add(engine.request(range(longest + 1))) is not None
 
 
 def test_bh051_a_request_larger_than_the_pool_does_not_block_those_behind_it() -> None:

@@ -152,16 +152,20 @@ def test_bh068_a_window_keeps_what_the_next_token_reads(computed: int) -> None:
 
 
 def test_bh069_any_group_may_take_the_cached_blocks_of_any_other() -> None:
+    """The pool is full of what two groups left; the second request's attention takes some of its windows' blocks."""
     engine = Engine(usable_blocks=20, specs=[FULL, window(8)], retention_interval=None, max_in_flight_tokens=40)
-    request = engine.admit(range(40))
-    sliding = {block for block in engine.table(request, 1) if block}
-    engine.free(request)
+    first = engine.admit(range(40))
+    sliding = {block for block in engine.table(first, 1) if block}
+    engine.free(first)
+    assert len(sliding) == 10
     assert engine.manager.pool_usage == (0, 20, 0)
-    pool = engine.manager.block_pool
-    assert len(sliding) == len(pool.indexes[1]) == 10
-    grown = engine.admit(range(1000, 1040))
-    assert sliding & set(engine.table(grown, 0))
-    assert len(pool.indexes[0]) == len(pool.indexes[1]) == 10
+    second = engine.request(range(1000, 1052))
+    assert engine.try_admit(second, 20) is not None
+    for chunk in (20, 12):
+        assert engine.manager.allocate_slots(second, chunk) is not None
+        second.num_computed_tokens += chunk
+    assert len(engine.table(second, 0)) == 13
+    assert sliding & set(engine.table(second, 0))
 
 
 @pytest.mark.parametrize("specs", [[MambaSpec(block_size=4), FULL], [FULL, MambaSpec(block_size=4)]])

@@ -15,9 +15,9 @@ BELONGS_TO_PLAN = ("BH076", "BH081")
 
 
 def test_bh077_a_pool_of_exactly_the_blocks_needed_is_one_short() -> None:
-    """The null block is nobody's: of 179 blocks 178 serve. 15 states take one each, attention of 1,600 tokens the
-    rest."""
-    attention, state = FullAttentionSpec(block_size=1600), MambaSpec(block_size=1600, cache_mode="none")
+    """The null block is nobody's: of 179 blocks 178 serve. 15 states take one each, attention the rest, 1,600
+    tokens a block."""
+    attention, state = FullAttentionSpec(block_size=1600), MambaSpec(block_size=262_144, cache_mode="none")
     engine = Engine(usable_blocks=178, specs=[attention] + [state] * 15, max_model_len=262_144, enable_caching=False)
     assert engine.manager.block_pool.num_blocks == 179
     assert sum(engine.manager.peak_blocks(262_144)) == 179
