@@ -39,7 +39,7 @@ def test_bh079_an_indexer_s_keys_are_part_of_the_page() -> None:
 def test_bh080_attention_grows_and_a_state_does_not() -> None:
     """52 layers, of which 4 are attention and 24 keep a state; the others keep nothing."""
     attention = FullAttentionSpec(block_size=16, num_kv_heads=8)
-    state = MambaSpec(block_size=16, state_bytes=1_000_000, cache_mode="none")
+    state = MambaSpec(block_size=100_000, state_bytes=1_000_000, cache_mode="none")
     manager = Engine(usable_blocks=5000, specs=[attention, state], enable_caching=False).manager
 
     def bytes_of(tokens: int) -> int:

@@ -281,7 +281,7 @@ def _print(console: Console, trace: dict[str, Any], found: Replay, bytes_per_tok
         for reason, count in run.reject_reasons.items():
             first = run.reject_examples[reason]
             told = f"{run.num_blocks:,} blocks: {count:,} rejected, {reason}; the first: {first}"
-            console.print(told, markup=False, soft_wrap=True)
+            console.print(told, markup=False)
 
 
 _COMMON = ("blocks", "tokens", "memory", "hit\nrate", "last\nhalf", "hit\ntokens", "evicted\nblocks")

@@ -30,7 +30,8 @@ class StateGroup(CacheGroup):
         return num_processed_tokens - 1
 
     def peak_blocks(self, num_tokens: int, num_encoder_tokens: int) -> int:
-        return min(blocks_for(num_tokens, self.block_size), 1) + self.num_speculative_blocks
+        """A block each `block_size` tokens, as admission counts it; give states a block of max_model_len tokens."""
+        return blocks_for(num_tokens, self.block_size) + self.num_speculative_blocks
 
     def blocks_needed(self, request: CacheableRequest, demand: Demand, hits: Sequence[int]) -> int:
         drafts = self.num_speculative_blocks * self.block_size
@@ -222,6 +223,7 @@ class MambaSpec(KVCacheSpec):
 
     `cache_mode` "none" keeps the running state only, "align" checkpoints at block ends too. `page_size_padded` is the
     page that it shares with attention layers, when larger. `num_speculative_blocks` are states for draft tokens.
+    In the mode "none" give `block_size` max_model_len, as vLLM does: a step asks for a block every so many tokens.
     """
 
     state_bytes: int = 1

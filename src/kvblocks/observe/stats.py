@@ -27,6 +27,7 @@ class CacheStats:
     refusals: int = 0
     """Allocations that did not fit."""
     allocated_blocks: int = 0
+    """New blocks of allocations; those for external tokens are not in them."""
     evicted_hashes: int = 0
     """Hashes that blocks lost, because the block was handed out again or on request."""
     reset: bool = False
