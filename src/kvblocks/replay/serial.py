@@ -53,10 +53,10 @@ class SerialRun:
             else:
                 result.output_tokens += outputs
             request.num_computed_tokens = 0
-        live = manager.pool_usage.live
-        result.peak_live_blocks = max(result.peak_live_blocks, live)
+        usage = manager.pool_usage
+        result.peak_live_blocks = max(result.peak_live_blocks, usage.live)
+        result.series.sample(self._number, usage, result.prompt_tokens, result.hit_tokens)
         manager.free(request)
-        result.series.sample(self._number, manager.pool_usage, result.prompt_tokens, result.hit_tokens)
 
     def finish(self) -> RunResult:
         """The result so far."""
