@@ -105,6 +105,7 @@ def test_limit_reads_no_more(trace: str) -> None:
     [
         ((), ["give the cache's size", "--num-blocks N", "--kv-memory"]),
         (("--num-blocks", "1"), ["num_blocks=1", "at least 2"]),
+        (("--num-blocks", "999999999"), ["num_blocks=999999999", "at most 67108864"]),
         (("--num-blocks", "many"), ["--num-blocks 'many'", "8193"]),
         (("--num-blocks", "-5"), ["--num-blocks '-5'"]),
         (("--kv-memory", "4GiB"), ["--kv-memory needs --bytes-per-token"]),

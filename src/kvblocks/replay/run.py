@@ -19,6 +19,10 @@ from kvblocks.replay.timed import TimedRun
 from kvblocks.traces import TraceRequest
 
 
+MAX_BLOCKS = 2**26
+"""The largest cache: its bookkeeping takes about 4 GiB. More than that is a slip of the pen."""
+
+
 @dataclass(slots=True)
 class Replay:
     """The runs, one per cache size in ascending order, and what the trace itself looks like."""
@@ -84,6 +88,11 @@ def replay(
     for size in sizes:
         if size < 2:
             raise UsageError(f"num_blocks={size}: the null block is one of them, so a cache needs at least 2")
+        if size > MAX_BLOCKS:
+            raise UsageError(
+                f"num_blocks={size}: the bookkeeping of so many blocks does not fit here; give at most {MAX_BLOCKS}, or "
+                "larger blocks"
+            )
     found = Replay(settings)
     if analyse:
         found.reuse, found.prefixes = ReuseDistances(), SharedPrefixes(settings.block_size)
