@@ -18,9 +18,8 @@ from kvblocks.replay.settings import ReplaySettings
 from kvblocks.replay.timed import TimedRun
 from kvblocks.traces import TraceRequest
 
-
 MAX_BLOCKS = 2**26
-"""The largest cache: its bookkeeping takes about 4 GiB. More than that is a slip of the pen."""
+"""The largest cache: its bookkeeping takes about 5 GiB. More than that is a slip of the pen."""
 
 
 @dataclass(slots=True)
@@ -90,7 +89,7 @@ def replay(
             raise UsageError(f"num_blocks={size}: the null block is one of them, so a cache needs at least 2")
         if size > MAX_BLOCKS:
             raise UsageError(
-                f"num_blocks={size}: the bookkeeping of so many blocks does not fit here; give at most {MAX_BLOCKS}, or "
+                f"num_blocks={size}: so many blocks are more than bookkeeping can hold; give at most {MAX_BLOCKS}, or "
                 "larger blocks"
             )
     found = Replay(settings)
