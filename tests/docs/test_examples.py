@@ -15,7 +15,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$(?:\s*^```text\n(.*?)^```$)?", re.M | re.S)
+"""A fenced block: its language, its text, and the output that stands directly below it."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -31,26 +32,25 @@ def test_the_examples_of_a_page_print_what_it_shows(
     if re.search(r"\btrace\.jsonl\b", page.read_text()):
         run_command("kvblocks trace generate chat --requests 30 --output trace.jsonl")
     namespace: dict[str, Any] = {}
-    found = BLOCK.findall(page.read_text())
-    for i, (language, text) in enumerate(found):
-        following = found[i + 1] if i + 1 < len(found) else ("", "")
+    for language, text, output in BLOCK.findall(page.read_text()):
         if language == "python":
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
                 exec(compile(text, str(page), "exec"), namespace)
-            if following[0] == "text" and printed.getvalue():
-                assert printed.getvalue() == following[1]
+            if output:
+                assert printed.getvalue() == output
         elif language == "console":
             for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.M):
                 if not command.startswith(("make ", "pip ", "git ")):
-                    printed_text = run_command(command)
-                    assert not shown or matches(shown, printed_text), (
-                        f"$ {command}\n{shown}\nbut prints\n{printed_text}"
-                    )
+                    code, printed_text = run_command(command)
+                    if shown:
+                        assert matches(shown, printed_text), f"$ {command}\n{shown}\nbut prints\n{printed_text}"
+                    else:
+                        assert code == 0, printed_text
 
 
-def run_command(command: str) -> str:
-    """What the command prints; it may fail only in saying so (exit code 2), as pages show that too."""
+def run_command(command: str) -> tuple[int, str]:
+    """The exit code and what the command prints; it may fail only in saying so (2), as pages show that too."""
     run = subprocess.run(
         ["bash", "-c", command],
         env={**os.environ, "COLUMNS": "80", "PATH": f"{Path.cwd() / 'bin'}:{os.environ['PATH']}"},
@@ -61,7 +61,7 @@ def run_command(command: str) -> str:
     )
     assert run.returncode in (0, 2), run.stdout
     assert "Traceback" not in run.stdout
-    return run.stdout
+    return run.returncode, run.stdout
 
 
 def matches(shown: str, printed: str) -> bool:
