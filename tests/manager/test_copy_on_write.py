@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
+from kvblocks.errors import RequestError
 from kvblocks.kinds import FullAttentionSpec
 from kvblocks.manager import BlockCopy, KVCacheManager, TokenRequest
 from kvblocks.prefix import BlockHasher
@@ -72,6 +75,23 @@ def test_a_longer_prompt_hits_inside_the_block_where_a_shorter_one_ended() -> No
     manager.new_step_starts()
     assert manager.get_computed_blocks(TokenRequest("c", [*range(21), 99], HASHER)).num_tokens == 20
     assert manager.get_computed_blocks(TokenRequest("d", [*range(19), 99, 98], HASHER)).num_tokens == 16
+
+
+def test_a_stale_hit_that_ends_inside_a_block_is_refused() -> None:
+    manager = make(num_blocks=5)
+    first = TokenRequest("a", range(30), HASHER)
+    prefill(manager, first)
+    manager.free(first)
+    manager.new_step_starts()
+    request = TokenRequest("b", range(30), HASHER)
+    stale = manager.get_computed_blocks(request)
+    assert stale.num_tokens == 28
+    other = TokenRequest("c", range(100, 148), HASHER)
+    assert prefill(manager, other) == 0  # takes the block in which the hit ends
+    manager.free(other)
+    with pytest.raises(RequestError, match="block 2 at position 1 no longer holds this prefix"):
+        manager.allocate_slots(request, 2, stale.num_tokens, stale.blocks)
+    manager.check()
 
 
 def test_random_traffic_loses_no_block() -> None:

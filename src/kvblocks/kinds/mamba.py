@@ -129,14 +129,16 @@ class CheckpointGroup(StateGroup):
         need = positions - len(hits) - len(table)  # below zero after a jump, which the hits may use up again
         if need > 0:
             need = min(need, 1 + (0 if request.request_id in self._has_drafts else self.num_speculative_blocks))
+        need += self.count_free(hits)
         if demand.num_adopted_tokens > demand.num_local_tokens and not demand.at_admission:
             # External states take blocks of their own; vLLM forgets that, and can fail half-way where we refuse.
             skipped = self.skipped_tokens(demand.num_adopted_tokens) // self.block_size
             held = max(skipped, len(hits) + len(table))
             before = max(blocks_for(demand.num_adopted_tokens, self.block_size), held)
             running = positions - self.num_speculative_blocks - 1
-            need = before - held + max(positions - max(before, running), 0)
-        return need + self.count_free(hits)
+            taken = before - held + max(positions - max(before, running), 0)
+            need = max(need, taken + self.count_free(hits[max(skipped - len(table), 0) :]))
+        return need
 
     # -- Change ---------------------------------------------------------------------------------------------------
 

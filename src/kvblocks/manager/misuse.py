@@ -138,18 +138,21 @@ def _check_hit(manager: KVCacheManager, request: Request, hit: KVCacheBlocks | N
 
 
 def _check_content(manager: KVCacheManager, request: Request, hit: KVCacheBlocks, adopted: int) -> None:
-    """Raise RequestError unless every full block of the hit still holds the request's prefix."""
-    hash_of = manager.block_pool.hash_of
+    """Raise RequestError unless every block of the hit still holds the request's prefix."""
+    pool, hash_of = manager.block_pool, manager.block_pool.hash_of
     for group, blocks in zip(manager.groups, hit.blocks, strict=True):
         if not group.spec.prefix_cacheable:
             continue
         whole = adopted // group.block_size
         first = bisect(blocks, NULL_BLOCK, key=bool)  # null blocks come first
         expected = group.hashes_of_blocks(request.block_hashes, first, whole)
-        for at, block_hash in enumerate(expected, first):
-            if hash_of[blocks[at]] != block_hash:
-                raise RequestError(
-                    request.request_id,
-                    f"group {group.group_id}: block {blocks[at]} at position {at} no longer holds this prefix; look "
-                    "it up again in the step that allocates",
-                )
+        stale = next((at for at, known in enumerate(expected, first) if hash_of[blocks[at]] != known), None)
+        if stale is None and whole < len(blocks):  # the hit ends inside its last block
+            end = request.block_hashes[adopted // manager.hash_block_size - 1]
+            stale = None if end in pool.hashes_of(blocks[whole]) else whole
+        if stale is not None:
+            raise RequestError(
+                request.request_id,
+                f"group {group.group_id}: block {blocks[stale]} at position {stale} no longer holds this prefix; look "
+                "it up again in the step that allocates",
+            )

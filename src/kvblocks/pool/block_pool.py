@@ -19,7 +19,7 @@ class PoolUsage(NamedTuple):
     live: int
     """Held by at least one block table."""
     cached: int
-    """Free, with content that may be hit again until the policy gives them up."""
+    """Free and in the policy's order: content that may be hit again (or was evicted on request, in its old place)."""
     blank: int
     """Free, with nothing worth keeping."""
 

@@ -47,7 +47,12 @@ class LRU:
         for block in blocks:
             stale[block] += 1
         self._num_stale += len(blocks)
-        if self._num_stale > _COMPACT_BELOW and self._num_stale * 2 > len(self._queue):
+        # A rebuild reads the queue and one count per block id: it must be earned by as many stale entries.
+        if (
+            self._num_stale > _COMPACT_BELOW
+            and self._num_stale * 2 > len(self._queue)
+            and self._num_stale * 4 > len(stale)
+        ):
             self._queue = deque(self.peek())
             self._stale = [0] * len(stale)
             self._num_stale = 0
