@@ -178,7 +178,7 @@ def test_releasing_blocks_twice_is_refused() -> None:
     manager.allocate_slots(a, 10)
     blocks = manager.pop_blocks_for_free(a)
     manager.release_blocks(blocks)
-    with pytest.raises(PoolError, match="given more often than it is held"):
+    with pytest.raises(PoolError, match="not waiting to be released"):
         manager.release_blocks(blocks)
     manager.check()
 
@@ -232,3 +232,44 @@ def test_an_empty_prompt_is_refused() -> None:
 def test_a_contradictory_configuration_is_refused(build: Callable[[], object], match: str) -> None:
     with pytest.raises(UsageError, match=match):
         build()
+
+
+def test_a_hit_of_another_manager_is_refused() -> None:
+    one, other = make(), make()
+    a = request(tokens=16)
+    one.allocate_slots(a, 16)
+    one.free(a)
+    r = request("r", 16)
+    hit = one.get_computed_blocks(r)
+    refuses(other, lambda: other.allocate_slots(r, 4, hit.num_tokens, hit.blocks), "no longer holds this prefix")
+
+
+def test_blocks_that_were_not_popped_cannot_be_released() -> None:
+    manager, a, b = make(), request(tokens=9), request("b", 9)
+    manager.allocate_slots(a, 9)
+    hit = manager.get_computed_blocks(b)
+    manager.allocate_slots(b, 1, hit.num_tokens, hit.blocks)
+    with pytest.raises(PoolError, match="not waiting to be released"):
+        manager.release_blocks(manager.get_block_ids("a")[0])
+    popped = manager.pop_blocks_for_free(a)
+    manager.release_blocks(popped)
+    with pytest.raises(PoolError, match="not waiting"):  # b shares two of them
+        manager.release_blocks(popped)
+    manager.check()
+
+
+def test_external_tokens_are_the_decoder_s() -> None:
+    groups = [FullAttentionSpec(block_size=4), CrossAttentionSpec(block_size=4)]
+    manager = KVCacheManager(13, groups, max_model_len=100, enable_caching=False)
+    a = request(tokens=40)
+    assert manager.allocate_slots(a, 4, num_external_computed_tokens=32, num_encoder_tokens=8) is not None
+    assert [len(table) for table in manager.get_block_ids("a")] == [9, 2]
+    manager.check()
+
+
+def test_a_second_object_of_a_running_id_is_refused_while_decoding_too() -> None:
+    manager, a, twin = make(), request(tokens=9), request(tokens=10)
+    manager.allocate_slots(a, 9)
+    a.num_computed_tokens = twin.num_computed_tokens = 9
+    refuses(manager, lambda: manager.allocate_slots(twin, 1), "another request with this id")
+    refuses(manager, lambda: manager.allocate_decode_slots([twin]), "another request with this id")

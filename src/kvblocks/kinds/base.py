@@ -389,12 +389,12 @@ class CacheGroup:
         if not self.context.observed:
             return ()
         runs: list[CachedRun] = []
-        for i in keep:
-            if i - 1 in keep:
-                run = runs.pop()
-                runs.append(CachedRun(run.start, size, [*run.blocks, blocks[i]], [*run.hashes, hashes[i]]))
-            else:
-                runs.append(CachedRun((start + i) * size, size, [blocks[i]], [hashes[i]]))
+        first = 0
+        for n in range(1, len(keep) + 1):
+            if n == len(keep) or keep[n] != keep[n - 1] + 1:
+                a, b = keep[first], keep[n - 1] + 1
+                runs.append(CachedRun((start + a) * size, size, blocks[a:b], hashes[a:b]))
+                first = n
         return runs
 
     def _cache_one(self, request: CacheableRequest, at: int) -> Sequence[CachedRun]:
@@ -445,6 +445,9 @@ class UnsharedGroup(CacheGroup):
         self, request: CacheableRequest, hits: Sequence[int], num_local_tokens: int, num_adopted_tokens: int
     ) -> None:
         """Nothing: there are no hits."""
+
+    def allocate_external(self, request: CacheableRequest, num_tokens: int) -> None:
+        """Nothing: what a connector brings are the decoder's tokens."""
 
     def cache(self, request: CacheableRequest, num_tokens: int) -> Sequence[CachedRun]:
         """Nothing is findable."""

@@ -3,6 +3,7 @@
 from kvblocks.kinds import CachedRun
 from kvblocks.manager.blocks import BlockCopy, DecodeSlots, KVCacheBlocks, PrefixHit
 from kvblocks.manager.manager import KVCacheManager
+from kvblocks.manager.misuse import check_hashes
 from kvblocks.manager.observer import Admission, Observer, Observers
 from kvblocks.manager.request import Request, RequestStatus, TokenRequest
 
@@ -19,4 +20,5 @@ __all__ = [
     "Request",
     "RequestStatus",
     "TokenRequest",
+    "check_hashes",
 ]

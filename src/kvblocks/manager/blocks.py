@@ -12,9 +12,9 @@ class KVCacheBlocks:
     __slots__ = ("blocks", "found_at", "found_for")
 
     def __init__(
-        self, blocks: tuple[Sequence[int], ...], found_for: object = None, found_at: int | None = None
+        self, blocks: tuple[Sequence[int], ...], found_for: object = None, found_at: tuple[object, int] | None = None
     ) -> None:
-        """`found_for` and `found_at` mark a prefix hit: the request, and the pool's count of forgotten hashes then."""
+        """`found_for` and `found_at` mark a prefix hit: the request; the pool, and its count of forgotten hashes."""
         self.blocks = blocks
         self.found_for = found_for
         self.found_at = found_at

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from kvblocks.errors import IntegrityError, UsageError
+from kvblocks.errors import IntegrityError, PoolError, UsageError
 from kvblocks.kinds import CachedRun, CacheGroup, Demand, KVCacheSpec, PrefixLookup, make_groups
 from kvblocks.manager.blocks import BlockCopy, DecodeSlots, KVCacheBlocks, PrefixHit
 from kvblocks.manager.misuse import check_allocation, check_cache
@@ -127,7 +127,7 @@ class KVCacheManager:
         boundary = found.longest_single if found.longest_single > found.num_tokens else 0
         blocks = self.empty_kv_cache_blocks
         if found.num_tokens:
-            blocks = KVCacheBlocks(tuple(found.blocks), request, self.block_pool.num_forgotten)
+            blocks = KVCacheBlocks(tuple(found.blocks), request, (self.block_pool, self.block_pool.num_forgotten))
         hit = PrefixHit(blocks, found.num_tokens, boundary)
         if self._observer is not None:
             self._observer.on_lookup(request, hit)
@@ -201,6 +201,9 @@ class KVCacheManager:
                 or reserved_blocks
                 or delay_cache_blocks
             )
+            and computed <= request.num_tokens
+            and self.owners.get(request.request_id) is request
+            and not (self._watermark_blocks and request.status.name != "RUNNING")
         ):
             return self.empty_kv_cache_blocks
 
@@ -267,11 +270,16 @@ class KVCacheManager:
 
         Most requests of a decode step need no block; this call costs them one look-up and one comparison each.
         """
-        quiet_until = self._quiet_until
+        quiet_until, owners = self._quiet_until, self.owners
         new_blocks: dict[int, KVCacheBlocks] = {}
         for i, request in enumerate(requests):
             computed = request.num_computed_tokens
-            if computed > 0 and computed + 1 < quiet_until.get(request.request_id, 0):
+            name = request.request_id
+            if (
+                0 < computed < request.num_tokens
+                and computed + 1 < quiet_until.get(name, 0)
+                and owners[name] is request
+            ):
                 continue
             blocks = self.allocate_slots(request, 1)
             if blocks is None:
@@ -377,9 +385,16 @@ class KVCacheManager:
 
     def release_blocks(self, blocks: Sequence[int]) -> None:
         """Give back blocks of `pop_blocks_for_free` or `take_kv_cache_block_copies`, last one first."""
+        held = self._held
+        for block, count in Counter(blocks).items():
+            if block and held[block] < count:
+                raise PoolError(f"release_blocks: block {block} is not waiting to be released (so often)")
         self.block_pool.free(blocks[::-1])
-        self._held.subtract(blocks)
-        self._held = +self._held
+        for block in blocks:
+            if held[block] > 1:
+                held[block] -= 1
+            else:
+                del held[block]
 
     def _forget(self, request: Request) -> bool:
         if self.owners.get(request.request_id) is not request:

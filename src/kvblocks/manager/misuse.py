@@ -133,7 +133,8 @@ def _check_hit(manager: KVCacheManager, request: Request, hit: KVCacheBlocks | N
             raise RequestError(
                 request_id, f"group {group.group_id}: {len(blocks)} blocks are not those of a hit of {adopted} tokens"
             )
-    if hit.found_for is not request or hit.found_at != manager.block_pool.num_forgotten:
+    pool = manager.block_pool
+    if hit.found_for is not request or hit.found_at != (pool, pool.num_forgotten):
         _check_content(manager, request, hit, adopted)
 
 
@@ -146,6 +147,10 @@ def _check_content(manager: KVCacheManager, request: Request, hit: KVCacheBlocks
         whole = adopted // group.block_size
         first = bisect(blocks, NULL_BLOCK, key=bool)  # null blocks come first
         expected = group.hashes_of_blocks(request.block_hashes, first, whole)
+        if first and not group.skips_tokens:
+            raise RequestError(
+                request.request_id, f"group {group.group_id}: a hit of full attention has no null blocks"
+            )
         stale = next((at for at, known in enumerate(expected, first) if hash_of[blocks[at]] != known), None)
         if stale is None and whole < len(blocks):  # the hit ends inside its last block
             end = request.block_hashes[adopted // manager.hash_block_size - 1]

@@ -156,6 +156,8 @@ class BlockPool:
     def touch(self, blocks: Iterable[int]) -> None:
         """Add a holder to each block, whatever it holds: a pin. Free blocks become live, the null block stays out."""
         ids = list(blocks)
+        if ids and not 0 <= min(ids) <= max(ids) < self.num_blocks:
+            raise PoolError(f"touch: {ids} has ids outside the pool; ids go from 0 to {self.num_blocks - 1}")
         pinned = {block for block in ids if block and not self.ref_count[block] and self.hash_of[block] is None}
         blank = pinned.intersection(self._blank)  # a scan, but nobody pins blocks without content on a hot path
         if blank:
@@ -189,6 +191,8 @@ class BlockPool:
         cached: list[int] = []
         blank: list[int] = []
         not_held = NULL_BLOCK
+        if blocks and not 0 <= min(blocks) <= max(blocks) < self.num_blocks:
+            raise PoolError(f"free: {blocks} has ids outside the pool; ids go from 0 to {self.num_blocks - 1}")
         for block in blocks:
             count = ref_count[block]
             if count == 1:

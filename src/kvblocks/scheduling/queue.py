@@ -64,12 +64,15 @@ class PriorityQueue:
     def __init__(self) -> None:
         self._heap: list[tuple[int, float, int, SchedulableRequest]] = []
         self._entries = 0
+        self._returns = 0
 
     def add(self, request: SchedulableRequest) -> None:
         self._entries += 1
         heapq.heappush(self._heap, (request.priority, request.arrival_time_s, self._entries, request))
 
-    put_back = add
+    def put_back(self, request: SchedulableRequest) -> None:
+        self._returns -= 1
+        heapq.heappush(self._heap, (request.priority, request.arrival_time_s, self._returns, request))
 
     def peek(self) -> SchedulableRequest:
         return self._heap[0][3]

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvblocks.errors import IntegrityError, RequestError
-from kvblocks.manager import KVCacheBlocks, KVCacheManager, RequestStatus
+from kvblocks.errors import IntegrityError, RequestError, UsageError
+from kvblocks.manager import KVCacheBlocks, KVCacheManager, RequestStatus, check_hashes
 from kvblocks.scheduling.config import SchedulerConfig
 from kvblocks.scheduling.queue import FCFSQueue, PriorityQueue, WaitingQueue
 from kvblocks.scheduling.request import SchedulableRequest
@@ -78,6 +78,12 @@ class Scheduler:
         self._requests: dict[str, SchedulableRequest] = {}
         self._reached: dict[str, int] = {}  # tokens that a preempted request had computed
         self._max_request_tokens = manager.max_request_tokens
+        bound = min((g.context.max_in_flight_tokens for g in manager.groups if g.max_admission_blocks), default=None)
+        if bound is not None and bound < min(self.config.max_num_batched_tokens, self._max_request_tokens):
+            raise UsageError(
+                f"max_num_batched_tokens={self.config.max_num_batched_tokens} exceeds the manager's "
+                f"max_in_flight_tokens={bound}, by which windows and chunks are sized; give both the same"
+            )
 
     @property
     def num_waiting(self) -> int:
@@ -90,7 +96,7 @@ class Scheduler:
     def add(self, request: SchedulableRequest) -> str | None:
         """Queue a request; or, when it can never fit, the reason, and it is not queued.
 
-        Raises RequestError when its id is in use.
+        Raises RequestError when its id is in use, or when it lacks block hashes that the manager needs.
         """
         if request.request_id in self._requests:
             raise RequestError(request.request_id, "is waiting or running already; finish it or choose another id")
@@ -98,6 +104,7 @@ class Scheduler:
         if reason is not None:
             request.status = RequestStatus.FINISHED
             return reason
+        check_hashes(self.manager, request, request.num_tokens)
         request.status = RequestStatus.WAITING
         self._requests[request.request_id] = request
         self._waiting.add(request)
@@ -122,7 +129,7 @@ class Scheduler:
         request = self._requests.pop(request_id, None)
         if request is None:
             return
-        if request.status is RequestStatus.RUNNING:
+        if request in self.running:  # the caller may have changed the status already
             self.running.remove(request)
         else:
             self._waiting.remove(request)
