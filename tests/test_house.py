@@ -21,10 +21,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "manager": {"kinds", "pool", "prefix"},
     "observe": {"manager"},
     "scheduling": {"manager"},
+    "sizing": {"kinds", "prefix", "pool"},
     "traces": set(),
-    "replay": {"scheduling", "traces", "observe", "manager", "kinds", "pool", "prefix"},
+    "replay": {"scheduling", "traces", "sizing", "observe", "manager", "kinds", "pool", "prefix"},
     "report": set(),
-    "cli": {"report", "replay", "traces", "scheduling", "observe", "manager", "kinds", "pool", "prefix"},
+    "cli": {"report", "replay", "sizing", "traces", "scheduling", "observe", "manager", "kinds", "pool", "prefix"},
 }
 CORE = ("prefix", "pool", "kinds", "manager")
 ENTRY_POINTS = {"__init__", "__main__"}

@@ -1,0 +1,1 @@
+"""From a model's config, a device and flags to bytes, blocks, tokens and concurrency."""
