@@ -1,6 +1,15 @@
 """Kinds of cache, one file each: a spec (how large a page is) and the rules of its block tables."""
 
-from kvblocks.kinds.base import AttentionSpec, CachedRun, CacheGroup, Demand, GroupContext, KVCacheSpec, blocks_for
+from kvblocks.kinds.base import (
+    AttentionSpec,
+    CachedRun,
+    CacheGroup,
+    Demand,
+    GroupContext,
+    KVCacheSpec,
+    RequestLimits,
+    blocks_for,
+)
 from kvblocks.kinds.chunked_local import ChunkedLocalSpec
 from kvblocks.kinds.cross_attention import CrossAttentionSpec
 from kvblocks.kinds.encoder_only import EncoderOnlySpec
@@ -26,6 +35,7 @@ __all__ = [
     "MLASpec",
     "MambaSpec",
     "PrefixLookup",
+    "RequestLimits",
     "SlidingWindowMLASpec",
     "SlidingWindowSpec",
     "blocks_for",

@@ -7,8 +7,10 @@ The rules in `CacheGroup` are those of full attention; a kind overrides what dif
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import ClassVar, NamedTuple, Protocol, Self
 
 from kvblocks.errors import IntegrityError, UsageError
@@ -92,25 +94,43 @@ class GroupContext:
     """Somebody wants to know what becomes findable."""
 
 
+class RequestLimits(NamedTuple):
+    """How large one request can become. All counts are tokens."""
+
+    max_model_len: int
+    max_in_flight_tokens: int
+    """Tokens that may be scheduled and not yet processed: a batch for each step that can be under way at once."""
+    dcp_world_size: int = 1
+    """Ranks over which decode context parallelism spreads the tokens of a request."""
+    max_encoder_tokens: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class KVCacheSpec:
     """What one layer stores per block. Layers of equal specs can share a group.
 
     `block_size` is the number of *tokens* that one block spans, also where several tokens share one stored state.
+    `format` names what the bytes are; layers of another format are another spec though they be of one size.
+    `page_size_padded` is the size of the page where it is made larger than its content, to equal that of other layers.
+    `stride_alignment`: the distance of two blocks of this layer is a multiple of so many bytes; with
+    `kernel_block_size`, of the bytes of a piece of so many tokens, where kernels take a block in several pieces.
+    `dcp_sharded`: with decode context parallelism a rank keeps only its share of the tokens.
     """
 
     block_size: int
+    format: str = ""
+    page_size_padded: int | None = None
+    stride_alignment: int = 1
+    kernel_block_size: int | None = None
+    dcp_sharded: bool = False
     group_class: ClassVar[type[CacheGroup]]
 
     def __post_init__(self) -> None:
-        self._require_positive("block_size")
-
-    def _require_whole_states(self, tokens_per_state: int) -> None:
-        self._require_positive("tokens_per_state")
-        if self.block_size % tokens_per_state:
+        self._require_positive("block_size", "stride_alignment")
+        if self.page_size_padded is not None and self.page_size_padded < self.content_size_bytes:
             raise UsageError(
-                f"{type(self).__name__}: block_size={self.block_size} tokens must be a multiple of "
-                f"tokens_per_state={tokens_per_state}"
+                f"{type(self).__name__}: page_size_padded={self.page_size_padded} is less than the content of "
+                f"{self.content_size_bytes} bytes"
             )
 
     def _require_positive(self, *names: str) -> None:
@@ -129,9 +149,38 @@ class KVCacheSpec:
         return False
 
     @property
+    def content_size_bytes(self) -> int:
+        """Bytes that one block of one layer holds, without padding."""
+        raise NotImplementedError
+
+    @property
     def page_size_bytes(self) -> int:
         """Bytes of one block of one layer."""
-        raise NotImplementedError
+        return self.content_size_bytes if self.page_size_padded is None else self.page_size_padded
+
+    @property
+    def stride_multiple(self) -> int:
+        """Bytes of which the distance of two blocks is a multiple."""
+        if self.kernel_block_size is None:
+            return self.stride_alignment
+        piece = math.gcd(self.kernel_block_size, self.block_size)
+        return 1 if piece == self.block_size else replace(self, block_size=piece).page_size_bytes
+
+    def blocks_per_request(self, limits: RequestLimits) -> int:
+        """The most blocks that one request ever holds; what start-up makes sure of and admission counts."""
+        ranks = limits.dcp_world_size if self.dcp_sharded else 1
+        return blocks_for(blocks_for(limits.max_model_len, ranks), self.block_size)
+
+    def is_like(self, other: KVCacheSpec) -> bool:
+        """Whether both need the same blocks for the same tokens, so that their layers can share a block table.
+
+        They may differ in the size of a page.
+        """
+        return (
+            self.group_class is other.group_class
+            and self.block_size == other.block_size
+            and self.dcp_sharded == other.dcp_sharded
+        )
 
     def make_group(self, context: GroupContext) -> CacheGroup:
         """The tables and rules of this kind over a pool."""
@@ -143,24 +192,36 @@ class AttentionSpec(KVCacheSpec):
     """Keys and values per token: `num_kv_heads` heads (per rank) of `head_size` and `head_size_v` numbers.
 
     Multi-head, grouped-query and multi-query attention differ in `num_kv_heads` only. `tokens_per_state` > 1 is a
-    compressed cache that keeps one state for so many tokens.
+    compressed cache that keeps one state for so many tokens, a fraction below 1 one that keeps several per token.
+    `state_bytes`: what a head keeps per state, where it is packed in another way than one number after another.
     """
 
     num_kv_heads: int = 1
     head_size: int = 128
     head_size_v: int | None = None
     dtype_bytes: int = 2
-    tokens_per_state: int = 1
+    tokens_per_state: int | Fraction = 1
+    state_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        self._require_positive("block_size", "num_kv_heads", "head_size", "dtype_bytes")
-        self._require_whole_states(self.tokens_per_state)
+        self._require_positive("num_kv_heads", "head_size", "dtype_bytes")
+        if self.tokens_per_state <= 0:
+            raise UsageError(f"{type(self).__name__}: tokens_per_state={self.tokens_per_state} must be above 0")
+        if self.block_size % self.tokens_per_state:
+            raise UsageError(
+                f"{type(self).__name__}: block_size={self.block_size} tokens must be a multiple of "
+                f"tokens_per_state={self.tokens_per_state}"
+            )
+        super().__post_init__()
 
     @property
-    def page_size_bytes(self) -> int:
-        values = self.head_size if self.head_size_v is None else self.head_size_v
-        states = self.block_size // self.tokens_per_state
-        return self.num_kv_heads * states * (self.head_size + values) * self.dtype_bytes
+    def content_size_bytes(self) -> int:
+        state = self.state_bytes
+        if state is None:
+            state = (
+                self.head_size + (self.head_size if self.head_size_v is None else self.head_size_v)
+            ) * self.dtype_bytes
+        return self.num_kv_heads * int(self.block_size // self.tokens_per_state) * state
 
 
 class CacheGroup:

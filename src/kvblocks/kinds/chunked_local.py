@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from kvblocks.kinds.base import AttentionSpec, CacheableRequest, CacheGroup, GroupContext, blocks_for
+from kvblocks.kinds.base import (
+    AttentionSpec,
+    CacheableRequest,
+    CacheGroup,
+    GroupContext,
+    KVCacheSpec,
+    RequestLimits,
+    blocks_for,
+)
 from kvblocks.pool import NULL_BLOCK
 
 
@@ -48,8 +56,9 @@ class ChunkedLocalGroup(CacheGroup):
 
     @property
     def max_admission_blocks(self) -> int:
-        held = self.chunk + self.context.max_in_flight_tokens
-        return blocks_for(min(held, self.context.max_model_len), self.block_size)
+        return self.spec.blocks_per_request(
+            RequestLimits(self.context.max_model_len, self.context.max_in_flight_tokens)
+        )
 
     def quiet_until(self, request: CacheableRequest, caching: bool) -> int:
         """As for full attention, and until the chunk of the first block that is still held is over."""
@@ -69,3 +78,15 @@ class ChunkedLocalSpec(AttentionSpec):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require_positive("attention_chunk_size")
+
+    def blocks_per_request(self, limits: RequestLimits) -> int:
+        """Those of a chunk and of the tokens in flight."""
+        held = self.attention_chunk_size + limits.max_in_flight_tokens
+        return blocks_for(min(held, limits.max_model_len), self.block_size)
+
+    def is_like(self, other: KVCacheSpec) -> bool:
+        return (
+            super().is_like(other)
+            and isinstance(other, ChunkedLocalSpec)
+            and self.attention_chunk_size == other.attention_chunk_size
+        )

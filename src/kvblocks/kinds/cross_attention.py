@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvblocks.kinds.base import AttentionSpec, CacheableRequest, Demand, UnsharedGroup, blocks_for
+from kvblocks.kinds.base import AttentionSpec, CacheableRequest, Demand, RequestLimits, UnsharedGroup, blocks_for
 
 
 class CrossAttentionGroup(UnsharedGroup):
@@ -33,3 +33,6 @@ class CrossAttentionSpec(AttentionSpec):
     @property
     def prefix_cacheable(self) -> bool:
         return False
+
+    def blocks_per_request(self, limits: RequestLimits) -> int:
+        return blocks_for(limits.max_encoder_tokens, self.block_size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvblocks.kinds.base import AttentionSpec, CacheableRequest, Demand, UnsharedGroup
+from kvblocks.kinds.base import AttentionSpec, CacheableRequest, Demand, RequestLimits, UnsharedGroup
 
 
 class EncoderOnlyGroup(UnsharedGroup):
@@ -32,5 +32,8 @@ class EncoderOnlySpec(AttentionSpec):
         return False
 
     @property
-    def page_size_bytes(self) -> int:
+    def content_size_bytes(self) -> int:
+        return 0
+
+    def blocks_per_request(self, limits: RequestLimits) -> int:
         return 0

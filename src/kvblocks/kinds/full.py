@@ -107,3 +107,6 @@ class FullAttentionSpec(AttentionSpec):
     """Keys and values of every token (MHA, GQA and MQA differ in the number of heads)."""
 
     group_class = FullAttentionGroup
+    attended_tokens: int | None = None
+    """The window or chunk that the layer attends to although all its tokens are kept, as vLLM keeps them without the
+    hybrid manager; None for all. It changes nothing here, but layers that attend to different ranges are not merged."""

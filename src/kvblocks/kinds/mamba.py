@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from kvblocks.errors import UsageError
-from kvblocks.kinds.base import CacheableRequest, CachedRun, CacheGroup, Demand, GroupContext, KVCacheSpec, blocks_for
+from kvblocks.kinds.base import (
+    CacheableRequest,
+    CachedRun,
+    CacheGroup,
+    Demand,
+    GroupContext,
+    KVCacheSpec,
+    RequestLimits,
+    blocks_for,
+)
 from kvblocks.pool import NULL_BLOCK
 
 
@@ -224,25 +233,24 @@ class MambaSpec(KVCacheSpec):
     """One state of `state_bytes` per request (convolution and recurrent parts together), whatever the block size.
 
     `cache_mode` "none" keeps the running state only, "align" checkpoints at block ends too. `page_size_padded` is the
-    page that it shares with attention layers, when larger. `num_speculative_blocks` are states for draft tokens.
+    page that it shares with attention layers, when larger. `num_speculative_blocks` are states for draft tokens,
+    `num_prefill_checkpoint_blocks` those that a prefill may save on its way.
     In the mode "none" give `block_size` max_model_len, as vLLM does: a step asks for a block every so many tokens.
     """
 
     state_bytes: int = 1
     cache_mode: Literal["none", "align"] = "align"
     num_speculative_blocks: int = 0
-    page_size_padded: int | None = None
+    num_prefill_checkpoint_blocks: int = 0
 
     def __post_init__(self) -> None:
-        self._require_positive("block_size", "state_bytes")
-        if self.num_speculative_blocks < 0:
-            raise UsageError(f"MambaSpec: num_speculative_blocks={self.num_speculative_blocks} must not be negative")
+        self._require_positive("state_bytes")
+        for name in ("num_speculative_blocks", "num_prefill_checkpoint_blocks"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"MambaSpec: {name}={getattr(self, name)} must not be negative")
         if self.cache_mode not in ("none", "align"):
             raise UsageError(f"MambaSpec: cache_mode={self.cache_mode!r} is unknown: choose 'none' or 'align'")
-        if self.page_size_padded is not None and self.page_size_padded < self.state_bytes:
-            raise UsageError(
-                f"MambaSpec: page_size_padded={self.page_size_padded} is less than state_bytes={self.state_bytes}"
-            )
+        super().__post_init__()
 
     @property
     def prefix_cacheable(self) -> bool:
@@ -253,8 +261,23 @@ class MambaSpec(KVCacheSpec):
         return self.cache_mode == "align"
 
     @property
-    def page_size_bytes(self) -> int:
-        return self.state_bytes if self.page_size_padded is None else self.page_size_padded
+    def content_size_bytes(self) -> int:
+        return self.state_bytes
+
+    def blocks_per_request(self, limits: RequestLimits) -> int:
+        """The running state and the drafts'; with checkpoints also the one before it and what a prefill saves."""
+        if self.cache_mode == "none":
+            return 1 + self.num_speculative_blocks
+        return 2 + self.num_speculative_blocks + self.num_prefill_checkpoint_blocks
+
+    def is_like(self, other: KVCacheSpec) -> bool:
+        return (
+            super().is_like(other)
+            and isinstance(other, MambaSpec)
+            and self.page_size_bytes == other.page_size_bytes
+            and self.num_speculative_blocks == other.num_speculative_blocks
+            and self.num_prefill_checkpoint_blocks == other.num_prefill_checkpoint_blocks
+        )
 
     group_class = CheckpointGroup
 

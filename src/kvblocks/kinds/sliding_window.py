@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from kvblocks.errors import UsageError
-from kvblocks.kinds.base import AttentionSpec, CacheableRequest, CacheGroup, GroupContext, KVCacheSpec, blocks_for
+from kvblocks.kinds.base import (
+    AttentionSpec,
+    CacheableRequest,
+    CacheGroup,
+    GroupContext,
+    KVCacheSpec,
+    RequestLimits,
+    blocks_for,
+)
 from kvblocks.kinds.mla import MLASpec
 from kvblocks.pool import NULL_BLOCK
 
@@ -63,8 +71,9 @@ class SlidingWindowGroup(CacheGroup):
 
     @property
     def max_admission_blocks(self) -> int:
-        held = self.window - 1 + self.extra_retained_tokens + self.context.max_in_flight_tokens
-        return blocks_for(min(held, self.context.max_model_len), self.block_size) + 1
+        return self.spec.blocks_per_request(
+            RequestLimits(self.context.max_model_len, self.context.max_in_flight_tokens)
+        )
 
     def quiet_until(self, request: CacheableRequest, caching: bool) -> int:
         """As for full attention, and until the next block leaves the window."""
@@ -104,6 +113,14 @@ class _Windowed(KVCacheSpec):
     @property
     def sparsely_retained(self) -> bool:
         return True
+
+    def blocks_per_request(self, limits: RequestLimits) -> int:
+        """Those of the window and of the tokens in flight, and one more: a window need not begin with a block."""
+        held = self.sliding_window - 1 + self.extra_retained_tokens + limits.max_in_flight_tokens
+        return blocks_for(min(held, limits.max_model_len), self.block_size) + 1
+
+    def is_like(self, other: KVCacheSpec) -> bool:
+        return super().is_like(other) and isinstance(other, _Windowed) and self.sliding_window == other.sliding_window
 
 
 @dataclass(frozen=True, kw_only=True)
