@@ -1,1 +1,7 @@
 """From a model's config, a device and flags to bytes, blocks, tokens and concurrency."""
+
+from kvblocks.sizing.flags import EngineFlags
+from kvblocks.sizing.model_config import ModelConfig
+from kvblocks.sizing.plan import GroupPlan, Plan, plan
+
+__all__ = ["EngineFlags", "GroupPlan", "ModelConfig", "Plan", "plan"]
