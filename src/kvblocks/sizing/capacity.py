@@ -21,7 +21,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How a model's groups share memory. Memory is that of one worker; every worker of a stage has the same."""
+    """How a model's groups share memory. `memory` is in bytes of one worker of each pipeline stage."""
 
     groups: tuple[LayerGroup, ...]
     stages: tuple[Stage, ...]
@@ -55,25 +55,29 @@ class Capacity:
         blocks = sum(self.blocks_per_request(max_model_len))
         return [blocks * stage.bytes_per_block for stage in self.stages]
 
-    def num_blocks(self, memory_bytes: int) -> int:
-        """Blocks of the pool, the null block included: what the stage with the largest blocks has room for."""
-        return min(memory_bytes // stage.bytes_per_block for stage in self.stages if stage.bytes_per_block)
+    def num_blocks(self, memory: Sequence[int]) -> int:
+        """Blocks of the pool, the null block included: as many as the stage with the least room has."""
+        return min(
+            have // stage.bytes_per_block
+            for have, stage in zip(memory, self.stages, strict=True)
+            if stage.bytes_per_block
+        )
 
-    def usable_bytes(self, memory_bytes: int) -> list[int]:
+    def usable_bytes(self, memory: Sequence[int]) -> list[int]:
         """What each stage has for requests: all but the null block."""
-        return [memory_bytes - stage.bytes_per_block for stage in self.stages]
+        return [have - stage.bytes_per_block for have, stage in zip(memory, self.stages, strict=True)]
 
-    def short_stage(self, max_model_len: int, memory_bytes: int) -> int | None:
+    def short_stage(self, max_model_len: int, memory: Sequence[int]) -> int | None:
         """The first stage in which a request of so many tokens does not fit; None when it fits everywhere."""
-        needed, usable = self.needed_bytes(max_model_len), self.usable_bytes(memory_bytes)
+        needed, usable = self.needed_bytes(max_model_len), self.usable_bytes(memory)
         return next((i for i, (need, have) in enumerate(zip(needed, usable, strict=True)) if need > have), None)
 
-    def longest_that_fits(self, memory_bytes: int, at_most: int, stage: int | None = None) -> int:
+    def longest_that_fits(self, memory: Sequence[int], at_most: int, stage: int | None = None) -> int:
         """The longest request that fits, up to `at_most` tokens, in one stage or in all; 0 if none does.
 
         A binary search, as vLLM does it: the need grows with the length.
         """
-        usable = self.usable_bytes(memory_bytes)
+        usable = self.usable_bytes(memory)
         stages = range(len(self.stages)) if stage is None else (stage,)
 
         def fits(length: int) -> bool:
@@ -126,8 +130,8 @@ def check_windows(groups: Sequence[LayerGroup], engine: Engine) -> None:
             )
 
 
-def with_override(memory_bytes: int, capacity: Capacity, override: int | None) -> int:
-    """The memory that `num_gpu_blocks_override` blocks take, in the widest stage; the memory itself without one."""
+def with_override(memory: Sequence[int], capacity: Capacity, override: int | None) -> list[int]:
+    """The memory that `num_gpu_blocks_override` blocks take in each stage; the memory itself without one."""
     if override is None:
-        return memory_bytes
-    return override * max(stage.bytes_per_block for stage in capacity.stages)
+        return list(memory)
+    return [override * stage.bytes_per_block for stage in capacity.stages]

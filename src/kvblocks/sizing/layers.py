@@ -61,10 +61,12 @@ class Attention:
     head_size_v: int | None = None
     window: int | None = None
     chunk: int | None = None
+    own_dtype: bool = False
+    """Whether the layer keeps the model's dtype whatever the cache's format, as vLLM's code for a few families does."""
     kernel_block_size: int | None = None
 
     def spec(self, engine: Engine, layer: int | None) -> KVCacheSpec:
-        cache_format = engine.cache_format(layer, windowed=self.window is not None)
+        cache_format = "auto" if self.own_dtype else engine.cache_format(layer, windowed=self.window is not None)
         values = self.head_size if self.head_size_v is None else self.head_size_v
         own = engine.dtype if cache_format == "auto" else cache_format
         full = FullAttentionSpec(

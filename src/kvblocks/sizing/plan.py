@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,7 +132,7 @@ def plan(
     config: ModelConfig | Mapping[str, Any] | str | Path,
     flags: EngineFlags | Mapping[str, Any] | None = None,
     *,
-    available_bytes: int | None = None,
+    available_bytes: int | Sequence[int] | None = None,
     env: Mapping[str, str] | None = None,
     device_bytes: int = 80 * GIB,
     device_name: str = "",
@@ -144,7 +144,8 @@ def plan(
 
     config: a config, its data, or the path of a config.json or of the folder that holds it.
     flags: vLLM's arguments, by their names.
-    available_bytes: memory for the cache of each worker; `kv_cache_memory_bytes` of the flags when None.
+    available_bytes: memory for the cache of each worker, one number or one per pipeline stage;
+        `kv_cache_memory_bytes` of the flags when None.
     env: vLLM's environment variables.
     folders: where to look for draft models named by a relative path.
 
@@ -171,10 +172,13 @@ def plan(
     memory = available_bytes if available_bytes is not None else flags.kv_cache_memory_bytes
     if memory is None:
         raise UsageError("no memory is given: pass available_bytes, or kv_cache_memory_bytes in the flags")
-    return _fill(config, model, Capacity.of(groups, engine), memory)
+    per_stage = [memory] * engine.pp if isinstance(memory, int) else list(memory)
+    if len(per_stage) != engine.pp:
+        raise UsageError(f"available_bytes has {len(per_stage)} numbers for {engine.pp} pipeline stages; give one each")
+    return _fill(config, model, Capacity.of(groups, engine), per_stage)
 
 
-def _fill(config: ModelConfig, model: Architecture, capacity: Capacity, memory: int) -> Plan:
+def _fill(config: ModelConfig, model: Architecture, capacity: Capacity, memory: list[int]) -> Plan:
     engine = capacity.engine
     memory = with_override(memory, capacity, engine.flags.num_gpu_blocks_override)
     max_len = engine.max_model_len
@@ -186,8 +190,8 @@ def _fill(config: ModelConfig, model: Architecture, capacity: Capacity, memory: 
         "kv_cache_dtype": engine.kv_cache_dtype,
         "dtype": engine.dtype,
         "bytes_per_block": tuple(stage.bytes_per_block for stage in capacity.stages),
-        "memory_bytes": memory,
-        "available_bytes": memory,
+        "memory_bytes": min(memory),
+        "available_bytes": min(memory),
         "derived_max_model_len": engine.derived_max_model_len,
         "max_num_batched_tokens": engine.max_num_batched_tokens,
         "max_num_seqs": engine.max_num_seqs,
@@ -290,19 +294,19 @@ def _too_long(capacity: Capacity, max_len: int, stage: int, usable: int, longest
     )
 
 
-def _no_memory(capacity: Capacity, memory: int) -> str:
+def _no_memory(capacity: Capacity, memory: Sequence[int]) -> str:
     block = max(stage.bytes_per_block for stage in capacity.stages)
     return (
-        f"no memory is left for the KV cache: {gib(memory)} GiB are available and the null block alone takes "
+        f"no memory is left for the KV cache: {gib(min(memory))} GiB are available and the null block alone takes "
         f"{block:,} bytes; raise gpu_memory_utilization, or use a smaller model, fewer batched tokens or more GPUs"
     )
 
 
-def _nothing_fits(capacity: Capacity, memory: int) -> str:
+def _nothing_fits(capacity: Capacity, memory: Sequence[int]) -> str:
     needed = max(capacity.needed_bytes(1))
     return (
         f"max_model_len=auto: a request of one token needs {gib(needed)} GiB of KV cache besides the null block, and "
-        f"{gib(memory)} GiB are available; raise gpu_memory_utilization or use more GPUs"
+        f"{gib(min(memory))} GiB are available; raise gpu_memory_utilization or use more GPUs"
     )
 
 

@@ -71,7 +71,8 @@ def multi_query(config: ModelConfig) -> Architecture:
         kv_heads = 1
     elif config.get("n_head_kv", "num_kv_heads"):
         kv_heads = config.whole("n_head_kv", "num_kv_heads")
-    cache = Attention(num_kv_heads=kv_heads, head_size=head_size(config))
+    falcon = config.text_type in ("falcon", "RefinedWeb", "RefinedWebModel")
+    cache = Attention(num_kv_heads=kv_heads, head_size=head_size(config), own_dtype=falcon)
     return replace(decoder(config, [(cache,)] * num_layers(config)), num_kv_heads=kv_heads)
 
 
