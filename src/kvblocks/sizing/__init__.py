@@ -2,6 +2,7 @@
 
 from kvblocks.sizing.flags import EngineFlags
 from kvblocks.sizing.model_config import ModelConfig
-from kvblocks.sizing.plan import GroupPlan, Plan, plan
+from kvblocks.sizing.plan import plan
+from kvblocks.sizing.result import GroupPlan, Plan
 
 __all__ = ["EngineFlags", "GroupPlan", "ModelConfig", "Plan", "plan"]

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvblocks.errors import UsageError
-from kvblocks.kinds import (
-    ChunkedLocalSpec,
-    CrossAttentionSpec,
-    FullAttentionSpec,
-    KVCacheSpec,
-    MambaSpec,
-    MLASpec,
-    SlidingWindowMLASpec,
-    SlidingWindowSpec,
-)
-from kvblocks.kinds.grouping import CacheLayer, LayerGroup, group_layers
+from kvblocks.kinds.grouping import CacheLayer, group_layers
 from kvblocks.sizing.architectures import Architecture, describe
 from kvblocks.sizing.capacity import Capacity, check_windows, with_override
 from kvblocks.sizing.drafts import draft_specs
@@ -26,106 +16,41 @@ from kvblocks.sizing.engine import Engine
 from kvblocks.sizing.flags import GIB, EngineFlags
 from kvblocks.sizing.model_config import ModelConfig
 from kvblocks.sizing.resolve import resolve, stage_sizes
-
-KINDS: tuple[tuple[type[KVCacheSpec], str, str], ...] = (
-    (SlidingWindowMLASpec, "sliding_window_mla", "SlidingWindowMLASpec"),
-    (MLASpec, "mla_attention", "MLAAttentionSpec"),
-    (FullAttentionSpec, "full_attention", "FullAttentionSpec"),
-    (SlidingWindowSpec, "sliding_window", "SlidingWindowSpec"),
-    (ChunkedLocalSpec, "chunked_local_attention", "ChunkedLocalAttentionSpec"),
-    (MambaSpec, "mamba", "MambaSpec"),
-    (CrossAttentionSpec, "cross_attention", "CrossAttentionSpec"),
-)
-"""Names of kinds, ours and vLLM's."""
+from kvblocks.sizing.result import Plan, group_plans, kind_of, no_memory, nothing_fits, too_long
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupPlan:
-    """One KV-cache group."""
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A model's cache before memory is known: what its layers keep, in which groups, under which settings."""
 
-    kind: str
-    vllm_type: str
-    n_layers: int
-    """Layers of the first pipeline stage; `n_layers_per_stage` has all."""
-    n_layers_per_stage: tuple[int, ...]
-    block_size: int
-    """Tokens of a block."""
-    page_size_bytes: int
-    """Bytes of a block in the group's first layer, padding included."""
-    padding_bytes: int
-    """Bytes of that page that hold nothing."""
-    unused_bytes_per_block: int
-    """Bytes of a block that this group's layers leave unused, in the first stage."""
-    blocks_per_request: int
-    """Blocks that a request of max_model_len tokens holds at most."""
+    config: ModelConfig
+    model: Architecture
+    engine: Engine
+    capacity: Capacity
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What fits. All sizes are bytes of one worker; counts are tokens unless they say blocks."""
-
-    status: str
-    """`ok`, `does_not_fit` (vLLM stops at start-up for want of memory) or `refused` (it does not take the flags)."""
-    error: str | None = None
-    model: str = ""
-    architecture: str = ""
-    num_blocks: int | None = None
-    """Blocks of the pool, the null block included."""
-    block_size: int | None = None
-    kv_cache_dtype: str | None = None
-    dtype: str | None = None
-    groups: tuple[GroupPlan, ...] = ()
-    bytes_per_block: tuple[int, ...] = ()
-    """One per pipeline stage."""
-    tokens: int | None = None
-    """vLLM's "KV cache size"."""
-    max_concurrency: float | None = None
-    """vLLM's "Maximum concurrency" for requests of max_model_len."""
-    memory_bytes: int | None = None
-    """Memory for the cache, as given or estimated."""
-    available_bytes: int | None = None
-    """That memory; when a request does not fit, without the null block, as vLLM's message says it."""
-    needed_bytes_max_len: tuple[int, ...] = ()
-    """Bytes that one request of max_model_len takes, one per pipeline stage."""
-    max_model_len: int | None = None
-    derived_max_model_len: int | None = None
-    estimated_max_model_len: int | None = None
-    """The longest request that fits."""
-    max_num_batched_tokens: int | None = None
-    max_num_seqs: int | None = None
-    max_in_flight_tokens: int | None = None
-    enable_prefix_caching: bool | None = None
-    fixed_bytes_per_request: int | None = None
-    bytes_per_token: float | None = None
-    notes: tuple[str, ...] = ()
-    """What a reader should know: settings that vLLM changes, padding, layers that keep nothing."""
-    capacity: Capacity | None = field(default=None, repr=False)
-
-    @property
-    def ok(self) -> bool:
-        return self.status == "ok"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The plan as JSON would have it."""
-        names = [name for name in self.__dataclass_fields__ if name != "capacity"]
-        data: dict[str, Any] = {name: getattr(self, name) for name in names}
-        data["groups"] = [{name: getattr(group, name) for name in group.__dataclass_fields__} for group in self.groups]
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
-
-
-def cache_layers(
-    model: Architecture, engine: Engine, env: Mapping[str, str], folders: Iterable[Path] = ()
-) -> list[CacheLayer]:
-    """Every cache of the model and its drafts, in the order in which vLLM makes them."""
-    layers = []
-    sizes = stage_sizes(len(model.layers), engine.pp, env)
-    stage_of = [stage for stage, size in enumerate(sizes) for _ in range(size)]
-    for number, caches in enumerate(model.layers):
-        for i, cache in enumerate(caches):
-            name = f"layers.{number}" if len(caches) == 1 else f"layers.{number}.{i}"
-            layers.append(CacheLayer(name, cache.spec(engine, number), stage_of[number]))
-    drafts = draft_specs(model, engine, folders)
-    return layers + [CacheLayer(f"draft.{i}", spec, engine.pp - 1) for i, spec in enumerate(drafts)]
+def lay_out(
+    config: ModelConfig,
+    flags: EngineFlags,
+    env: Mapping[str, str],
+    *,
+    device_bytes: int = 80 * GIB,
+    device_name: str = "",
+    capability: tuple[int, int] = (9, 0),
+    assume_full_attention: bool = False,
+    folders: Iterable[Path] = (),
+) -> Layout:
+    """Layers to groups. Raises UsageError for what vLLM refuses whatever the memory; see `plan` for the arguments."""
+    if flags.hf_overrides:
+        config = ModelConfig.from_data({**config.raw, **flags.hf_overrides}, config.path)
+    model = describe(config, assume_full_attention=assume_full_attention)
+    engine = resolve(
+        config, model, flags, env, device_bytes=device_bytes, device_name=device_name, capability=capability
+    )
+    layers = cache_layers(model, engine, env, folders)
+    groups = group_layers(layers, block_outermost=engine.block_outermost, hybrid=engine.hybrid_manager)
+    check_windows(groups, engine)
+    return Layout(config, model, engine, Capacity.of(groups, engine))
 
 
 def plan(
@@ -134,52 +59,47 @@ def plan(
     *,
     available_bytes: int | Sequence[int] | None = None,
     env: Mapping[str, str] | None = None,
-    device_bytes: int = 80 * GIB,
-    device_name: str = "",
-    capability: tuple[int, int] = (9, 0),
     assume_full_attention: bool = False,
     folders: Iterable[Path] = (),
 ) -> Plan:
-    """Plan the cache of a model.
+    """Plan the cache of a model for memory that is known. `Setting` estimates it from a device.
 
     config: a config, its data, or the path of a config.json or of the folder that holds it.
     flags: vLLM's arguments, by their names.
     available_bytes: memory for the cache of each worker, one number or one per pipeline stage;
         `kv_cache_memory_bytes` of the flags when None.
     env: vLLM's environment variables.
+    assume_full_attention: take an unknown family for ordinary attention over all tokens in every layer.
     folders: where to look for draft models named by a relative path.
 
-    A plan that vLLM would refuse is returned with its status, not raised; a config that cannot be read raises
-    UsageError.
+    A plan that vLLM would refuse is returned with its status, not raised; a config that cannot be read, and a call
+    without memory, raise UsageError.
     """
     if not isinstance(config, ModelConfig):
         config = ModelConfig.from_data(config) if isinstance(config, Mapping) else ModelConfig.load(config)
-    env = env or {}
     try:
         if not isinstance(flags, EngineFlags):
             flags = EngineFlags.from_mapping(flags or {})
-        if flags.hf_overrides:
-            config = ModelConfig.from_data({**config.raw, **flags.hf_overrides}, config.path)
-        model = describe(config, assume_full_attention=assume_full_attention)
-        engine = resolve(
-            config, model, flags, env, device_bytes=device_bytes, device_name=device_name, capability=capability
-        )
-        layers = cache_layers(model, engine, env, folders)
-        groups = group_layers(layers, block_outermost=engine.block_outermost, hybrid=engine.hybrid_manager)
-        check_windows(groups, engine)
+        layout = lay_out(config, flags, env or {}, assume_full_attention=assume_full_attention, folders=tuple(folders))
     except UsageError as error:
-        return Plan(status="refused", error=str(error), model=config.name, architecture=_architecture(config))
+        return refused(config, error)
     memory = available_bytes if available_bytes is not None else flags.kv_cache_memory_bytes
     if memory is None:
         raise UsageError("no memory is given: pass available_bytes, or kv_cache_memory_bytes in the flags")
-    per_stage = [memory] * engine.pp if isinstance(memory, int) else list(memory)
-    if len(per_stage) != engine.pp:
-        raise UsageError(f"available_bytes has {len(per_stage)} numbers for {engine.pp} pipeline stages; give one each")
-    return _fill(config, model, Capacity.of(groups, engine), per_stage)
+    return fill(layout, memory)
 
 
-def _fill(config: ModelConfig, model: Architecture, capacity: Capacity, memory: list[int]) -> Plan:
-    engine = capacity.engine
+def refused(config: ModelConfig, error: UsageError) -> Plan:
+    """The plan of what vLLM refuses."""
+    return Plan(status="refused", error=str(error), model=config.name, architecture=_architecture(config))
+
+
+def fill(layout: Layout, memory: int | Sequence[int]) -> Plan:
+    """The plan of a layout for so many bytes per worker, one number or one per pipeline stage."""
+    config, model, engine, capacity = layout.config, layout.model, layout.engine, layout.capacity
+    memory = [memory] * engine.pp if isinstance(memory, int) else list(memory)
+    if len(memory) != engine.pp:
+        raise UsageError(f"available_bytes has {len(memory)} numbers for {engine.pp} pipeline stages; give one each")
     memory = with_override(memory, capacity, engine.flags.num_gpu_blocks_override)
     max_len = engine.max_model_len
     fixed, marginal = capacity.fixed_and_marginal()
@@ -212,20 +132,22 @@ def _fill(config: ModelConfig, model: Architecture, capacity: Capacity, memory: 
         "max_model_len": max_len,
         "estimated_max_model_len": longest,
         "needed_bytes_max_len": tuple(capacity.needed_bytes(max_len)),
-        "groups": tuple(_group_plans(capacity, max_len)),
+        "groups": tuple(group_plans(capacity, max_len)),
     }
     usable = capacity.usable_bytes(memory)
     if auto and not longest:
-        return Plan(status="does_not_fit", error=_nothing_fits(capacity, memory), **_refusal(facts, min(usable)))
+        return Plan(
+            status="does_not_fit", error=nothing_fits(capacity, memory), **(facts | {"available_bytes": min(usable)})
+        )
     empty = next((have for have in usable if have <= 0), None)
     if empty is not None:
-        return Plan(status="does_not_fit", error=_no_memory(capacity, memory), **_refusal(facts, empty))
+        return Plan(status="does_not_fit", error=no_memory(capacity, memory), **(facts | {"available_bytes": empty}))
     short = capacity.short_stage(max_len, memory)
     if short is not None:
         longest = capacity.longest_that_fits(memory, max_len, short)
         facts["estimated_max_model_len"] = longest
-        error = _too_long(capacity, max_len, short, usable[short], longest)
-        return Plan(status="does_not_fit", error=error, **_refusal(facts, usable[short]))
+        error = too_long(capacity, max_len, short, usable[short], longest)
+        return Plan(status="does_not_fit", error=error, **(facts | {"available_bytes": usable[short]}))
     num_blocks = capacity.num_blocks(memory)
     if engine.flags.num_gpu_blocks_override is not None:
         num_blocks = engine.flags.num_gpu_blocks_override
@@ -250,64 +172,19 @@ def _architecture(config: ModelConfig) -> str:
     return config.architectures[0] if config.architectures else config.model_type
 
 
-def kind_of(spec: KVCacheSpec) -> tuple[str, str]:
-    """Our name of a spec's kind, and vLLM's."""
-    return next((ours, theirs) for cls, ours, theirs in KINDS if isinstance(spec, cls))
-
-
-def _group_plans(capacity: Capacity, max_len: int) -> Iterable[GroupPlan]:
-    for i, (group, blocks) in enumerate(zip(capacity.groups, capacity.blocks_per_request(max_len), strict=True)):
-        per_stage = tuple(len(stage.groups[i].layers) for stage in capacity.stages)
-        kind, vllm_type = kind_of(group.spec)
-        first: LayerGroup = capacity.stages[0].groups[i]
-        used = sum(layer.spec.content_size_bytes for layer in first.layers)
-        yield GroupPlan(
-            kind=kind,
-            vllm_type=vllm_type,
-            n_layers=per_stage[0],
-            n_layers_per_stage=per_stage,
-            block_size=group.spec.block_size,
-            page_size_bytes=group.spec.page_size_bytes,
-            padding_bytes=group.spec.page_size_bytes - group.spec.content_size_bytes,
-            unused_bytes_per_block=capacity.stages[0].bytes_per_block - used,
-            blocks_per_request=blocks,
-        )
-
-
-def _refusal(facts: dict[str, Any], available: int) -> dict[str, Any]:
-    return facts | {"available_bytes": available}
-
-
-def gib(size: float) -> str:
-    """Bytes as vLLM prints them: GiB with two decimals, zeros at the end left out."""
-    return f"{round(size / GIB, 2)}"
-
-
-def _too_long(capacity: Capacity, max_len: int, stage: int, usable: int, longest: int) -> str:
-    needed = capacity.needed_bytes(max_len)[stage]
-    where = f" of pipeline stage {stage}" if len(capacity.stages) > 1 else ""
-    fix = f"use max_model_len={longest} or less" if longest else "not even one token fits"
-    return (
-        f"max_model_len={max_len} needs {gib(needed)} GiB of KV cache for one request, {gib(usable)} GiB are usable"
-        f"{where} (all but the null block): {gib(needed - usable)} GiB too little; {fix}, or make room with a higher "
-        "gpu_memory_utilization, kv_cache_dtype=fp8 or more tensor_parallel_size"
-    )
-
-
-def _no_memory(capacity: Capacity, memory: Sequence[int]) -> str:
-    block = max(stage.bytes_per_block for stage in capacity.stages)
-    return (
-        f"no memory is left for the KV cache: {gib(min(memory))} GiB are available and the null block alone takes "
-        f"{block:,} bytes; raise gpu_memory_utilization, or use a smaller model, fewer batched tokens or more GPUs"
-    )
-
-
-def _nothing_fits(capacity: Capacity, memory: Sequence[int]) -> str:
-    needed = max(capacity.needed_bytes(1))
-    return (
-        f"max_model_len=auto: a request of one token needs {gib(needed)} GiB of KV cache besides the null block, and "
-        f"{gib(min(memory))} GiB are available; raise gpu_memory_utilization or use more GPUs"
-    )
+def cache_layers(
+    model: Architecture, engine: Engine, env: Mapping[str, str], folders: Iterable[Path] = ()
+) -> list[CacheLayer]:
+    """Every cache of the model and its drafts, in the order in which vLLM makes them."""
+    layers = []
+    sizes = stage_sizes(len(model.layers), engine.pp, env)
+    stage_of = [stage for stage, size in enumerate(sizes) for _ in range(size)]
+    for number, caches in enumerate(model.layers):
+        for i, cache in enumerate(caches):
+            name = f"layers.{number}" if len(caches) == 1 else f"layers.{number}.{i}"
+            layers.append(CacheLayer(name, cache.spec(engine, number), stage_of[number]))
+    drafts = draft_specs(model, engine, folders)
+    return layers + [CacheLayer(f"draft.{i}", spec, engine.pp - 1) for i, spec in enumerate(drafts)]
 
 
 def _notes(model: Architecture, capacity: Capacity) -> Iterable[str]:
