@@ -19,7 +19,7 @@ STATUS = {"ok": "ok", "does_not_fit": "does_not_fit", "build_error": "refused", 
 
 def rows() -> list[dict[str, Any]]:
     path = SHARED / "truth" / "sizing.jsonl"
-    return [json.loads(line) for line in path.open()] if path.exists() else []
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def by_model() -> Iterator[Any]:

@@ -31,9 +31,11 @@ class ModelConfig:
     raw: Mapping[str, Any]
     text: Mapping[str, Any]
     path: Path | None = None
+    title: str = ""
+    """What to call it, where it has no path."""
 
     @classmethod
-    def from_data(cls, data: Mapping[str, Any], path: Path | None = None) -> ModelConfig:
+    def from_data(cls, data: Mapping[str, Any], path: Path | None = None, title: str = "") -> ModelConfig:
         """A config from its data. Raises UsageError when it is none."""
         if not isinstance(data, Mapping):
             raise UsageError(f"{path or 'config'}: a config is a JSON object with fields, not {type(data).__name__}")
@@ -43,7 +45,7 @@ class ModelConfig:
             if inner is None:
                 break
             text = inner
-        return cls(data, text, path)
+        return cls(data, text, path, title)
 
     @classmethod
     def load(cls, path: str | Path) -> ModelConfig:
@@ -120,7 +122,7 @@ class ModelConfig:
     @property
     def name(self) -> str:
         """What to call it in messages."""
-        return str(self.path) if self.path is not None else self.model_type or "config"
+        return self.title or (str(self.path) if self.path is not None else self.model_type or "config")
 
     def fields(self) -> Iterator[str]:
         """The names of the language model's fields."""

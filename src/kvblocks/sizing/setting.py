@@ -1,0 +1,107 @@
+"""One setting to plan for: a model, flags and a place to run; and how it does with some of them changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kvblocks.errors import UsageError
+from kvblocks.sizing.devices import Device
+from kvblocks.sizing.flags import GIB, EngineFlags
+from kvblocks.sizing.memory import estimate_available
+from kvblocks.sizing.model_config import ModelConfig
+from kvblocks.sizing.plan import Layout, fill, lay_out, refused
+from kvblocks.sizing.result import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What to plan. Memory is `available_bytes` where that is known, else estimated for the `device`.
+
+    Raises UsageError on use when it has neither, and the flags no `kv_cache_memory_bytes`.
+    """
+
+    config: ModelConfig
+    flags: EngineFlags = field(default_factory=EngineFlags)
+    env: Mapping[str, str] = field(default_factory=dict)
+    device: Device | None = None
+    available_bytes: int | None = None
+    """Bytes for the cache of each worker."""
+    assume_full_attention: bool = False
+    folders: tuple[Path, ...] = ()
+    """Where draft models named by a relative path are looked for."""
+
+    @property
+    def memory_is_exact(self) -> bool:
+        """Whether the memory is given, not estimated."""
+        return self.available_bytes is not None or self.flags.kv_cache_memory_bytes is not None
+
+    def changed(self, **flags: Any) -> Setting:
+        """The same setting with some flags changed."""
+        return replace(self, flags=self.flags.with_(**flags))
+
+    def with_env(self, **env: str) -> Setting:
+        """The same setting with some environment variables set."""
+        return replace(self, env={**self.env, **env})
+
+    def lay_out(self) -> Layout:
+        """Layers to groups. Raises UsageError for what vLLM refuses whatever the memory."""
+        device = {}
+        if self.device is not None:
+            device = {
+                "device_bytes": self.device.total_bytes,
+                "device_name": self.device.name,
+                "capability": self.device.capability,
+            }
+        return lay_out(
+            self.config,
+            self.flags,
+            self.env,
+            assume_full_attention=self.assume_full_attention,
+            folders=self.folders,
+            **device,  # type: ignore[arg-type]
+        )
+
+    def plan(self) -> Plan:
+        """What fits. Raises UsageError only when no memory is known."""
+        if not self.memory_is_exact and self.device is None:
+            raise UsageError(
+                "no memory is given: name the GPU (--gpu h100), its memory (--memory 80GiB), or what a log said is "
+                "available (--available 35.57GiB)"
+            )
+        try:
+            layout = self.lay_out()
+        except UsageError as error:
+            return refused(self.config, error)
+        return self.fill(layout)
+
+    def fill(self, layout: Layout) -> Plan:
+        """The plan of a layout of this setting."""
+        if self.available_bytes is not None:
+            return fill(layout, self.available_bytes)
+        if self.flags.kv_cache_memory_bytes is not None:
+            return fill(layout, self.flags.kv_cache_memory_bytes)
+        assert self.device is not None
+        engine = layout.engine
+        estimates = [
+            estimate_available(
+                layout.config,
+                self.flags,
+                self.device,
+                max_num_batched_tokens=engine.max_num_batched_tokens,
+                max_num_seqs=engine.max_num_seqs,
+                stage=stage,
+            )
+            for stage in range(engine.pp)
+        ]
+        best = fill(layout, [max(estimate.available_best, 0) for estimate in estimates])
+        return replace(best, memory=tuple(estimate.to_dict() for estimate in estimates))
+
+    def with_memory_from(self, device: Device | None, available_bytes: int | None) -> Setting:
+        """The same setting on another device, or with other memory."""
+        return replace(self, device=device, available_bytes=available_bytes)
+
+
+__all__ = ["GIB", "Setting"]
