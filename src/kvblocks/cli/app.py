@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kvblocks import __version__
-from kvblocks.cli import replay, trace
+from kvblocks.cli import plan, replay, trace
 
 app = typer.Typer(
     name="kvblocks",
@@ -18,6 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("replay", help=replay.HELP)(replay.command)
+app.command("plan", help=plan.HELP)(plan.command)
 app.add_typer(trace.app, name="trace")
 
 

@@ -57,3 +57,22 @@ def short(count: int) -> str:
     )
     value = count / factor
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}{letter}"
+
+
+def parse_pairs(texts: list[str], option: str) -> list[tuple[str, str]]:
+    """Names and values from repeated options such as `--env NAME=VALUE`."""
+    pairs = []
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise UsageError(f"{option} {text!r} must be NAME=VALUE")
+        pairs.append((name, value))
+    return pairs
+
+
+def size(count: float) -> str:
+    """Bytes in a unit in which they are read easily: 71.9 GiB, 2.25 MiB, 512 B."""
+    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(count) >= factor:
+            return f"{count / factor:.3g} {unit}" if abs(count) < 1000 * factor else f"{count / factor:,.0f} {unit}"
+    return f"{count:.0f} B"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvblocks.errors import UsageError
+from kvblocks.sizing.engine import DEFAULT_BLOCK_SIZE
 from kvblocks.sizing.flags import EngineFlags
 from kvblocks.sizing.resolve import LAYOUT
 from kvblocks.sizing.result import Plan
@@ -70,6 +71,11 @@ def effects(setting: Setting, base: Plan, on_step: Callable[[], None] | None = N
         found.append(_effect(step, base, plan))
     told = [effect for effect in found if effect.status != "ok" or effect.factor != 1 or effect.tokens_change]
     return sorted(told, key=lambda effect: (effect.status == "refused", -_weight(effect)))
+
+
+def count_steps(setting: Setting, base: Plan) -> int:
+    """How many steps `effects` will try."""
+    return sum(1 for _ in steps(setting, base))
 
 
 def _weight(effect: Effect) -> float:
@@ -158,7 +164,9 @@ def _format_steps(flags: EngineFlags, base: Plan) -> Iterator[Step]:
         "nvfp4": "four bits per number: needs Blackwell GPUs, and a check of quality",
         "auto": "the model's own format: twice the bytes of fp8, no loss of quality",
     }
-    chain = ["auto", "fp8", "nvfp4"]
+    blackwell = base.capacity is not None and base.capacity.engine.capability >= (10, 0)
+    latent = any(group.kind.endswith("mla") or group.kind.startswith("mla") for group in base.groups)
+    chain = ["auto", "fp8", "nvfp4"] if blackwell and not latent else ["auto", "fp8"]
     if now in chain:
         at = chain.index(now)
         for i in (at - 1, at + 1):
@@ -202,7 +210,9 @@ def _length_steps(flags: EngineFlags, base: Plan) -> Iterator[Step]:
             "more requests in a step, if the cache holds them; larger sampling buffers and graphs",
             "fewer requests in a step: the rest waits",
         )
-    block = flags.block_size or 16
+    # States set the size of attention's blocks, so that what was asked for is the start, not what came out.
+    states = any(group.kind == "mamba" for group in base.groups)
+    block = flags.block_size or (DEFAULT_BLOCK_SIZE if states else base.block_size) or DEFAULT_BLOCK_SIZE
     yield from _double_and_half(
         "block_size",
         block,
@@ -230,6 +240,8 @@ def _parallel_steps(flags: EngineFlags) -> Iterator[Step]:
             "each rank keeps more tokens of every request",
         ),
     ):
+        if name.startswith("decode") and flags.tensor_parallel_size == 1:
+            continue  # it shares tokens among tensor-parallel ranks
         yield from _double_and_half(name, getattr(flags, name), up, down)
 
 

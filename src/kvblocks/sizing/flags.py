@@ -55,7 +55,16 @@ class EngineFlags:
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> EngineFlags:
         """Flags from their names (with `-` or `_`). Raises UsageError naming the flag, the value and the nearest."""
-        names = {f.name: f for f in fields(cls)}
+        found = cls.names_and_values(given)
+        return cls(**{name: _checked(name, value) for name, value in found.items() if value is not None})
+
+    @classmethod
+    def names_and_values(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The flags under their full names; those without effect on the cache are left out.
+
+        Raises UsageError naming a flag that is unknown, and the nearest.
+        """
+        names = {f.name for f in fields(cls)}
         found: dict[str, Any] = {}
         for key, value in given.items():
             name = key.lstrip("-").replace("-", "_")
@@ -69,7 +78,7 @@ class EngineFlags:
                 hint = f"; did you mean {near[0]}?" if near else "; leave it out"
                 raise UsageError(f"flag {key!r} is not one that changes the cache's size{hint}")
             found[name] = value
-        return cls(**{name: _checked(name, value) for name, value in found.items() if value is not None})
+        return found
 
     def with_(self, **changes: Any) -> EngineFlags:
         """A copy with some flags changed, checked as `from_mapping` does."""

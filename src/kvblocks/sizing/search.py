@@ -45,6 +45,15 @@ class Search:
     tried: tuple[Layout, ...]
     found: Layout | None
 
+    def to_dict(self) -> dict[str, Any]:
+        """The search as JSON would have it."""
+        return {
+            "wanted_requests": self.wanted_requests,
+            "length": self.length,
+            "found": None if self.found is None else self.found.to_dict(),
+            "tried": [layout.to_dict() for layout in self.tried],
+        }
+
 
 def fewest_gpus(
     setting: Setting,

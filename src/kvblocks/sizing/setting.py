@@ -9,7 +9,7 @@ from typing import Any
 
 from kvblocks.errors import UsageError
 from kvblocks.sizing.devices import Device
-from kvblocks.sizing.flags import GIB, EngineFlags
+from kvblocks.sizing.flags import EngineFlags
 from kvblocks.sizing.memory import estimate_available
 from kvblocks.sizing.model_config import ModelConfig
 from kvblocks.sizing.plan import Layout, fill, lay_out, refused
@@ -66,15 +66,15 @@ class Setting:
 
     def plan(self) -> Plan:
         """What fits. Raises UsageError only when no memory is known."""
+        try:
+            layout = self.lay_out()
+        except UsageError as error:
+            return refused(self.config, error)
         if not self.memory_is_exact and self.device is None:
             raise UsageError(
                 "no memory is given: name the GPU (--gpu h100), its memory (--memory 80GiB), or what a log said is "
                 "available (--available 35.57GiB)"
             )
-        try:
-            layout = self.lay_out()
-        except UsageError as error:
-            return refused(self.config, error)
         return self.fill(layout)
 
     def fill(self, layout: Layout) -> Plan:
@@ -98,10 +98,3 @@ class Setting:
         ]
         best = fill(layout, [max(estimate.available_best, 0) for estimate in estimates])
         return replace(best, memory=tuple(estimate.to_dict() for estimate in estimates))
-
-    def with_memory_from(self, device: Device | None, available_bytes: int | None) -> Setting:
-        """The same setting on another device, or with other memory."""
-        return replace(self, device=device, available_bytes=available_bytes)
-
-
-__all__ = ["GIB", "Setting"]
