@@ -31,7 +31,8 @@ WINDOW_UNLESS_SAID = {"mistral": 4096, "starcoder2": None, "exaone4": 4096, "olm
     "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text",
     "qwen3_vl_moe_text", "qwen3_omni_moe_text", "qwen2_5_omni_text", "rnj1", "sarvam_moe", "seed_oss", "smollm3",
     "solar", "stablelm", "starcoder2", "step1", "telechat2", "telechat3", "teleflm", "vaultgemma", "dots1", "arctic",
-    "baichuan", "aquila", "minicpm4", "pangu_embedded", "param2moe",
+    "baichuan", "aquila", "minicpm4", "granite_swa", "granitemoe_swa", "flex_olmo", "mellum", "hrm_text",
+    "pangu_embedded", "param2moe",
 )  # fmt: skip
 def dense_decoder(config: ModelConfig) -> Architecture:
     """Keys and values of every token, or of a window where `layer_types` or `sliding_window` says so."""
@@ -147,3 +148,39 @@ def step(config: ModelConfig) -> Architecture:
         )
     depth = config.whole("num_nextn_predict_layers", default=0)
     return replace(decoder(config, layers), mtp=layers[0][:1] if depth else (), mtp_depth=depth)
+
+
+@architecture("exaone_moe")
+def exaone_moe(config: ModelConfig) -> Architecture:
+    """Windows where `layer_types` says so, each of a size of its own where `sliding_windows` lists them."""
+    types = config.get("layer_types") or ["full_attention"] * num_layers(config)
+    sizes = config.get("sliding_windows") or [config.get("sliding_window")] * num_layers(config)
+    layers = [
+        (attention(config, None if kind == "full_attention" else int(size)),)
+        for kind, size in zip(types, sizes, strict=False)
+    ]
+    depth = config.whole("num_nextn_predict_layers", default=0)
+    return replace(decoder(config, layers), mtp=layers[0] if depth else (), mtp_depth=depth)
+
+
+@architecture("minicpm3")
+def minicpm3(config: ModelConfig) -> Architecture:
+    """Compressed keys and values that are kept uncompressed: as many heads as queries."""
+    size = config.whole("qk_nope_head_dim") + config.whole("qk_rope_head_dim")
+    cache = Attention(num_kv_heads=num_heads(config), head_size=size)
+    return replace(decoder(config, [(cache,)] * num_layers(config)), num_kv_heads=num_heads(config), head_size=size)
+
+
+@architecture("nemotron-nas")
+def nemotron_nas(config: ModelConfig) -> Architecture:
+    """Heads that a search chose for each layer; `block_configs` says them, and which layers have no attention."""
+    heads, size = num_heads(config), head_size(config)
+    layers = []
+    for block in config.get("block_configs", default=()):
+        inner = block.get("attention") or {}
+        skipped = inner.get("no_op") or inner.get("replace_with_linear")
+        layers.append(
+            () if skipped else (Attention(num_kv_heads=heads // int(inner["n_heads_in_group"]), head_size=size),)
+        )
+    kept = next((caches[0].num_kv_heads for caches in layers if caches), heads)
+    return Architecture(layers=layers, num_attention_heads=heads, num_kv_heads=kept, head_size=size)
