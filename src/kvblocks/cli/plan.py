@@ -23,7 +23,7 @@ from kvblocks.errors import UsageError
 from kvblocks.sizing import EngineFlags, Plan, Setting
 from kvblocks.sizing.batch import answer_batch
 from kvblocks.sizing.catalogue import find_model, names
-from kvblocks.sizing.devices import Device, find_device
+from kvblocks.sizing.devices import Device, device_of_memory, find_device
 from kvblocks.sizing.effects import Effect, count_steps, effects
 from kvblocks.sizing.resolve import ENVIRONMENT
 from kvblocks.sizing.search import fewest_gpus
@@ -380,7 +380,7 @@ def _device(gpu: str | None, memory: str | None) -> Device | None:
         raise UsageError("give either --gpu or --memory, not both: the GPU's memory is known")
     if gpu is not None:
         return find_device(gpu)
-    return None if memory is None else find_device(memory)
+    return None if memory is None else device_of_memory(parse_bytes(memory, "--memory"))
 
 
 def _environment(given: list[str] | None) -> dict[str, str]:

@@ -13,7 +13,7 @@ from kvblocks.sizing.flags import EngineFlags
 from kvblocks.sizing.memory import estimate_available
 from kvblocks.sizing.model_config import ModelConfig
 from kvblocks.sizing.plan import Layout, fill, lay_out, refused
-from kvblocks.sizing.result import Plan
+from kvblocks.sizing.result import Plan, gib
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,17 +84,22 @@ class Setting:
         if self.flags.kv_cache_memory_bytes is not None:
             return fill(layout, self.flags.kv_cache_memory_bytes)
         assert self.device is not None
-        engine = layout.engine
         estimates = [
-            estimate_available(
-                layout.config,
-                self.flags,
-                self.device,
-                max_num_batched_tokens=engine.max_num_batched_tokens,
-                max_num_seqs=engine.max_num_seqs,
-                stage=stage,
-            )
-            for stage in range(engine.pp)
+            estimate_available(layout.config, layout.model, layout.engine, self.device, stage)
+            for stage in range(layout.engine.pp)
         ]
-        best = fill(layout, [max(estimate.available_best, 0) for estimate in estimates])
-        return replace(best, memory=tuple(estimate.to_dict() for estimate in estimates))
+        plan = fill(layout, [estimate.available_best for estimate in estimates])
+        for estimate in estimates:
+            weights = -next(term.best_bytes for term in estimate.terms if term.name == "weights")
+            if weights > estimate.requested_bytes and not plan.ok:
+                plan = replace(plan, error=self._too_small(weights, estimate.requested_bytes, layout.engine.tp))
+                break
+        return replace(plan, memory=tuple(estimate.to_dict() for estimate in estimates))
+
+    def _too_small(self, weights: int, requested: int, tp: int) -> str:
+        assert self.device is not None
+        return (
+            f"the weights take {gib(weights)} GiB of each GPU, and gpu_memory_utilization="
+            f"{self.flags.gpu_memory_utilization:g} gives {gib(requested)} GiB of a {self.device.name}; use more GPUs "
+            f"(tensor_parallel_size={2 * tp}; --gpus finds how many), a quantised checkpoint, or a larger GPU"
+        )

@@ -1,7 +1,7 @@
 """The built-in catalogue: the configs of well-known models, cut down to what a plan looks at.
 
 `models.json` holds one config per line, under the name that its publisher gave it. They are published facts (the
-`config.json` files on the model pages), without quantisation entries.
+`config.json` files on the model pages); of their quantisation only the method.
 """
 
 from __future__ import annotations
