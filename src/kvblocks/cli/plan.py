@@ -44,7 +44,7 @@ computes at start-up, without a GPU. Nothing is fetched from the network.
 Memory: --gpu (or --memory) estimates what is left for the cache and says how; --available takes the figure of vLLM's
 log line "Available KV cache memory" and is exact. Flags have vLLM's names.
 
-Exit codes: 0 fits, 1 does not fit, 2 refused or bad input, 130 interrupted.
+Exit codes: 0 fits, 1 does not fit (or a log that does not add up), 2 refused or bad input, 130 interrupted.
 """
 
 
@@ -327,6 +327,8 @@ def _from_log(
         from kvblocks.cli.log_view import print_log
 
         print_log(Console(highlight=False), found)
+    if any(finding.verdict == "disagrees" for finding in found.findings):
+        raise typer.Exit(1)
 
 
 def _list(of_models: bool, json_path: str | None) -> None:
