@@ -1,301 +1,272 @@
-"""What the numbers of a start-up log mean, whether they add up, and how they compare with a plan."""
+"""What the lines of a start-up log mean, in words, with the numbers of this log."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
 
-from kvblocks.sizing.flags import GIB
-from kvblocks.sizing.logs.read import StartupLog
-from kvblocks.sizing.result import Plan, gib
+from kvblocks.sizing.logs.facts import CacheSize, Fact, Refusal, StartupLog, lines_of
+from kvblocks.sizing.logs.findings import (
+    CROSS_ATTENTION,
+    GRAPH_ESTIMATE,
+    OLD_TOKENS,
+    Finding,
+    KnownBug,
+    gib_text,
+    tokens_text,
+)
+from kvblocks.sizing.logs.formula import reading_of
 
-Verdict = Literal["says", "agrees", "disagrees", "unknown"]
-HALF = 0.005 * GIB
-"""A size in GiB is printed to two decimals."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that the log says, or that follows from it."""
-
-    verdict: Verdict
-    text: str
-    lines: tuple[int, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The finding as JSON would have it."""
-        return {"verdict": self.verdict, "text": self.text, "lines": list(self.lines)}
+_ENCODER_DECODERS = ("whisper", "t5", "bart", "mllama", "seamless")
 
 
 def explain(log: StartupLog) -> list[Finding]:
-    """The log's own numbers, in words, and what can be checked of them without the model."""
-    return [*_memory(log), *_capacity(log), *_refusals(log), *_blocks(log)]
+    """What the log's lines mean, in the order in which the engine computes them. `check` says whether they fit."""
+    return [*_which(log), *_memory(log), *_blocks(log), *_cache(log), *_refusals(log)]
 
 
-def _at(log: StartupLog, *names: str) -> tuple[int, ...]:
-    return tuple(log.lines(*names))
-
-
-# -- What it says -----------------------------------------------------------------------------------------------------
+def _which(log: StartupLog) -> Iterator[Finding]:
+    """What was read of the file."""
+    others = log.other_starts
+    if others:
+        yield Finding(
+            "starts",
+            "means",
+            f"The file holds {len(log.starts)} starts; {log.start} was read. Others: "
+            + "; ".join(str(start) for start in others[-5:])
+            + (" and earlier ones." if len(others) > 5 else "."),
+            {"starts": len(log.starts), "read": log.start.number},
+        )
+    if log.errors:
+        yield Finding(
+            "errors",
+            "means",
+            f"The start printed {len(log.errors)} error{'s' if len(log.errors) > 1 else ''}; the first: "
+            f"{log.errors[0].value}",
+            {"errors": len(log.errors)},
+            lines_of(*log.errors),
+        )
 
 
 def _memory(log: StartupLog) -> Iterator[Finding]:
-    weights, available = log.values("weights_gib"), log.values("available_gib")
-    if weights:
-        of = f" on each of {len(weights)} workers" if len(weights) > 1 else ""
-        yield Finding("says", f"The weights take {_range(weights)} GiB{of}.", _at(log, "weights_gib"))
-    if available:
-        text = f"{_range(available)} GiB are left for the cache"
-        if len(set(available)) > 1:
-            text += f"; the worker with least, {min(available):g} GiB, decides how many blocks all have"
-        yield Finding("says", f"{text}.", _at(log, "available_gib"))
-        if min(available) <= 0:
-            yield Finding(
-                "disagrees",
-                "Nothing is left: weights and activations take more than gpu_memory_utilization allows; raise it, or "
-                "lower max_num_batched_tokens or max_num_seqs.",
-                _at(log, "available_gib"),
-            )
-    total, share = log.get("total_gib"), log.get("utilization")
-    terms = [log.get(name) for name in ("weights_gib", "non_torch_gib", "activation_gib")]
-    if total and share and available and all(term is not None for term in terms):
-        left = total * share - sum(terms)
-        agrees = abs(left - min(available)) < 0.06
-        yield Finding(
-            "agrees" if agrees else "disagrees",
-            f"{share:g} x {total:g} GiB less {' and '.join(f'{term:g}' for term in terms)} GiB leaves {left:.2f} GiB"
-            + ("." if agrees else f", not {min(available):g}: something else takes {left - min(available):.2f} GiB."),
-            _at(log, "total_gib", "utilization", "available_gib"),
+    """Where the memory for the cache comes from."""
+    available = log.available
+    if available is None:
+        return
+    size = gib_text(available.value)
+    stating = [rank for rank in log.ranks if rank.available or rank.reserved]
+    reserved = any(rank.reserved for rank in stating)
+    if reserved:
+        text = f"{size} were given for the cache of each worker (kv_cache_memory_bytes); nothing was subtracted."
+    else:
+        text = (
+            f"{size} of each worker's device are left for the cache: device memory x gpu_memory_utilization, less "
+            "weights, less the peak of a trial run with max_num_batched_tokens tokens, less what else is in use."
         )
-
-
-def _range(values: list[float]) -> str:
-    return f"{min(values):g}" if min(values) == max(values) else f"{min(values):g} to {max(values):g}"
-
-
-def _capacity(log: StartupLog) -> Iterator[Finding]:
-    tokens, said = log.get("tokens"), log.get("concurrency")
-    if tokens is not None:
+    yield Finding("available", "means", text, {"available_gib": available.value.gib}, lines_of(available))
+    workers = log.flags.tensor_parallel_size * log.flags.pipeline_parallel_size
+    if len(stating) > 1:
+        facts = [fact for rank in stating if (fact := rank.reserved or rank.available)]
+        most = max(fact.value.gib for fact in facts)
         yield Finding(
-            "says",
-            f"KV cache size {tokens:,} tokens: how many tokens fit if every request is of the maximal length. For a "
-            "model of one kind of attention it is blocks times block size; for others it is not a number of places.",
-            _at(log, "tokens"),
+            "ranks",
+            "means",
+            f"{len(stating)} workers state {size} to {most:.2f} GiB. All must hold the same block numbers, so the one "
+            "with the fewest blocks decides for all; what the others have more is not used."
+            if most > available.value.gib
+            else f"{len(stating)} workers state the same {size}; the one with the fewest blocks decides for all.",
+            {"ranks": len(stating), "least_gib": available.value.gib, "most_gib": most},
+            lines_of(*facts),
         )
-    if said is not None:
-        length, times = said
+    elif workers > 1:
         yield Finding(
-            "says",
-            f"Maximum concurrency {times:.2f}x: so many requests of {length:,} tokens fit at once. Shorter ones fit "
-            "more often, longer ones are refused.",
-            _at(log, "concurrency"),
+            "ranks",
+            "means",
+            f"The engine ran {workers} workers and one of them states its memory. The worker with the fewest blocks "
+            "decides for all, so the cache can be smaller than this figure gives.",
+            {"ranks": 1, "workers": workers},
+            lines_of(available),
         )
-    if tokens is not None and said is not None:
-        yield _tokens_and_concurrency(log, tokens, *said)
-    available = log.available_gib
-    if tokens and available and available > 0 and "tokens" in log.found:
-        per = available * GIB / tokens
-        off = HALF / (available * GIB)
+    graphs = [rank.graphs_estimated for rank in log.ranks if rank.graphs_estimated]
+    if graphs and (log.release is None or log.release >= (0, 21)):
+        most_fact = max(graphs, key=lambda fact: fact.value.gib)
+        taken = [rank.graphs.value.gib for rank in log.ranks if rank.graphs]
+        far = bool(taken) and most_fact.value.gib > 2 * max(*taken, 0.25)
         yield Finding(
-            "says",
-            f"{available:g} GiB over {tokens:,} tokens is {per:,.0f} bytes a token, to {off:.2%}: for one kind of "
-            "attention that is 2 x layers x KV heads x head size x bytes per number, divided by the ranks.",
-            _at(log, "available_gib", "tokens"),
-        )
-
-
-def _tokens_and_concurrency(log: StartupLog, tokens: int, length: int, times: float) -> Finding:
-    ratio = tokens / length
-    lines = _at(log, "tokens", "concurrency")
-    if abs(ratio - times) <= 0.00501:
-        return Finding("agrees", f"{tokens:,} tokens / {length:,} = {ratio:.3f}, which is the {times:.2f}x.", lines)
-    if ratio < times:
-        return Finding(
-            "disagrees",
-            f"{tokens:,} tokens / {length:,} = {ratio:.2f}, not {times:.2f}. vLLM before 0.20 counted tokens as blocks "
-            "/ groups x block size, which is too little for a hybrid model: trust the concurrency, which stands for "
-            f"{int(times * length):,} tokens.",
-            lines,
-        )
-    return Finding(
-        "disagrees",
-        f"{tokens:,} tokens / {length:,} = {ratio:.2f}, more than the {times:.2f}x: the lines are of two starts, or a "
-        "request takes more than its tokens (windows, states, encoder tokens), which the older token count left out.",
-        lines,
-    )
-
-
-def _refusals(log: StartupLog) -> Iterator[Finding]:
-    refusal = log.get("refusal")
-    if refusal is not None:
-        length, needed, available, longest = refusal
-        yield Finding(
-            "says",
-            f"Refused: one request of {length:,} tokens needs {needed:g} GiB, {available:g} GiB are usable, so "
-            f"{needed - available:.2f} GiB are missing"
-            + (f"; up to {longest:,} tokens would fit." if longest else "; not even a short one fits."),
-            _at(log, "refusal"),
-        )
-        if longest:
-            linear = length * available / needed
-            if longest < 0.97 * linear - 64:
-                yield Finding(
-                    "says",
-                    f"{longest:,} tokens are less than {linear:,.0f}, the share that {available:g} of {needed:g} GiB "
-                    "would be: a part of the need is the same for every request (windows, states, tokens in flight).",
-                    _at(log, "refusal"),
-                )
-            elif longest > 1.03 * linear + 64:
-                yield Finding(
-                    "disagrees",
-                    f"{longest:,} tokens are more than {linear:,.0f}, the share that {available:g} of {needed:g} GiB "
-                    "would be; the need cannot fall faster than the length.",
-                    _at(log, "refusal"),
-                )
-    shorter = log.get("refusal_tokens")
-    if shorter is not None:
-        yield Finding(
-            "says",
-            f"Refused: the cache holds {shorter[1]:,} tokens, max_model_len is {shorter[0]:,}; set it to at most that.",
-            _at(log, "refusal_tokens"),
-        )
-    if "no_memory" in log.found:
-        yield Finding(
-            "says",
-            "Refused: nothing is left for the cache; weights and activations take all that gpu_memory_utilization "
-            "allows.",
-            _at(log, "no_memory"),
-        )
-    busy = log.get("not_free")
-    if busy is not None:
-        free, total, share, asked = busy
-        yield Finding(
-            "says",
-            f"Refused: {free:g} of {total:g} GiB were free, gpu_memory_utilization={share:g} asks for {asked:g}: "
-            f"another process holds {total - free:.2f} GiB; end it, or use at most {free / total:.2f}.",
-            _at(log, "not_free"),
-        )
-    reduced = log.get("auto_fit")
-    if reduced is not None:
-        yield Finding(
-            "says", f"max_model_len was reduced from {reduced[0]:,} to {reduced[1]:,} to fit.", _at(log, "auto_fit")
+            "graphs",
+            "suspect" if far else "means",
+            f"{gib_text(most_fact.value)} were set aside for CUDA graphs before the cache was sized"
+            + (f"; capturing them took {max(taken):.2f} GiB." if taken else "."),
+            {"estimated_gib": most_fact.value.gib, "taken_gib": max(taken) if taken else None},
+            lines_of(*graphs),
+            GRAPH_ESTIMATE if far else None,
         )
 
 
 def _blocks(log: StartupLog) -> Iterator[Finding]:
-    size = log.get("block_size")
-    if size is not None:
+    """What was done to blocks and pages."""
+    for fact in log.block_sizes[-1:]:
+        why = " so that a block of attention is no smaller than a state of its recurrent layers" * (
+            "mamba" in fact.text
+        )
         yield Finding(
-            "says",
-            f"A block of attention is {size:,} tokens, so that its page holds a state; prefix hits end on such blocks.",
-            _at(log, "block_size"),
+            "block size",
+            "means",
+            f"A block holds {tokens_text(fact.value)}{why}. Prefix hits come in whole blocks, and a request leaves up "
+            "to a block unused in each group.",
+            {"block_size_tokens": fact.value},
+            lines_of(fact),
         )
-    for layers, percent in log.values("padding_layers")[-1:]:
+    if log.mamba_padding:
         yield Finding(
-            "says",
-            f"{layers} layers' worth of pages, up to {percent:g} % of the cache, hold nothing: the kinds of layers do "
-            "not divide evenly into groups.",
-            _at(log, "padding_layers"),
+            "state padding",
+            "means",
+            f"Each state is padded by {log.mamba_padding.value:g} % to the size of a block; that share is not used.",
+            {"percent": log.mamba_padding.value},
+            lines_of(log.mamba_padding),
         )
-    override = log.get("override")
-    if override is not None:
+    for padding in log.layer_padding:
         yield Finding(
-            "says",
-            f"num_gpu_blocks_override={override[1]:,} replaces the {override[0]:,} blocks that memory allows; one of "
-            "them is the null block.",
-            _at(log, "override"),
+            "layer padding",
+            "means",
+            f"{padding.value.layers} layers that do not exist were added to a kind of layer so that all groups have "
+            f"the same number; at most {padding.value.percent:g} % of the memory of that kind is not used.",
+            {"layers": padding.value.layers, "percent": padding.value.percent},
+            lines_of(padding),
         )
-        tokens = log.get("tokens")
-        if tokens is not None and override[1] and tokens > override[1] * max(size or 16, 16) * 16:
-            yield Finding(
-                "disagrees",
-                f"{tokens:,} tokens do not fit {override[1]:,} blocks: vLLM before 0.10 printed the size of the "
-                f"{override[0]:,} profiled blocks, though it used the override.",
-                _at(log, "override", "tokens"),
-            )
-
-
-# -- Against a plan ---------------------------------------------------------------------------------------------------
-
-
-def compare_with_plan(log: StartupLog, low: Plan, high: Plan) -> list[Finding]:
-    """The log's numbers against those of plans for the least and the most memory that its figure can stand for."""
-    if low.status == "refused":
-        return [Finding("unknown", f"No plan to compare with: {low.error}.")]
-    found = []
-    refusal = log.get("refusal")
-    if refusal is not None:
-        _, needed, _, longest = refusal
-        stages = low.needed_bytes_max_len
-        if len(stages) > 1 and abs(sum(stages) / GIB - needed) <= 0.011:
-            each = " and ".join(gib(size) for size in stages)
-            return [
-                Finding(
-                    "disagrees",
-                    f"{needed:g} GiB is the need of all {len(stages)} pipeline stages together, which vLLM around 0.15 "
-                    f"compared with the memory of one; the stages need {each} GiB.",
-                )
-            ]
-        found.append(_close("needed", "GiB", needed, max(low.needed_bytes_max_len) / GIB, 0.011))
-        if longest:
-            found.append(
-                _within("longest request", longest, low.estimated_max_model_len, high.estimated_max_model_len, 64)
-            )
-        return found
-    if not low.ok:
-        return [Finding("disagrees", f"The plan says that this does not fit: {low.error}.")]
-    tokens, said, blocks = log.get("tokens"), log.get("concurrency"), log.get("num_blocks")
-    if blocks is not None:
-        found.append(_within("blocks", blocks, low.num_blocks, high.num_blocks, 0))
-    if tokens is not None:
-        found.append(_tokens(tokens, low, high))
-    if said is not None:
-        least, most = low.max_concurrency or 0.0, high.max_concurrency or 0.0
-        agrees = least - 0.0051 <= said[1] <= most + 0.0051
-        found.append(
-            Finding(
-                "agrees" if agrees else "disagrees",
-                f"The plan's concurrency is {_span(least, most, '.2f')}, the log's {said[1]:.2f}.",
-            )
+    if log.override:
+        value = log.override.value
+        yield Finding(
+            "override",
+            "means",
+            f"num_gpu_blocks_override={value.blocks} took the place of the {value.profiled:,} blocks that memory "
+            f"allows; {value.blocks - 1:,} can be used, as block 0 is the null block.",
+            {"profiled_blocks": value.profiled, "blocks": value.blocks},
+            lines_of(log.override),
         )
-    return found or [Finding("unknown", f"The plan: {low.num_blocks:,} blocks, {low.tokens:,} tokens.")]
-
-
-def _tokens(tokens: int, low: Plan, high: Plan) -> Finding:
-    least, most = low.tokens or 0, high.tokens or 0
-    if least <= tokens <= most:
-        return Finding("agrees", f"The plan's tokens are {_span(least, most, ',')}, the log's {tokens:,}.")
-    smallest = min((group.block_size for group in low.groups), default=1)
-    old = [(plan.num_blocks or 0) // max(len(plan.groups), 1) * smallest for plan in (low, high)]
-    if old[0] <= tokens <= old[1]:
-        return Finding(
-            "agrees",
-            f"The log's {tokens:,} tokens are blocks / groups x block size, as vLLM before 0.20 counted; 0.32 would "
-            f"print {_span(least, most, ',')}.",
+    if log.auto_fit:
+        fit = log.auto_fit.value
+        yield Finding(
+            "automatic length",
+            "means",
+            f"max_model_len was {'lowered from ' + tokens_text(fit.before) if fit.after < fit.before else 'kept'} "
+            f"at {tokens_text(fit.after)}: the longest request that the cache can hold alone.",
+            {"before_tokens": fit.before, "after_tokens": fit.after},
+            lines_of(log.auto_fit),
         )
-    middle = (least + most) / 2
-    return Finding(
-        "disagrees",
-        f"The plan's tokens are {_span(least, most, ',')}, the log's {tokens:,} ({tokens / middle - 1:+.1%}): a flag "
-        "that the log does not show, a draft model, or another version's rules.",
+
+
+def _cache(log: StartupLog) -> Iterator[Finding]:
+    """What the size and the concurrency say."""
+    cache = log.cache
+    if cache is None:
+        return
+    if len({c.process.partition(" pid=")[0] for c in log.caches if "DP" in c.process}) > 1:
+        yield Finding(
+            "engines",
+            "means",
+            "Several data-parallel engines state a cache of their own; the figures are of one engine, the smallest.",
+            {"caches": len(log.caches)},
+            tuple(line for c in log.caches for line in c.lines),
+        )
+    if cache.num_blocks:
+        blocks = cache.num_blocks.value
+        size = log.block_size or 16
+        yield Finding(
+            "blocks",
+            "means",
+            f"The cache has {blocks:,} blocks; with blocks of {size} tokens that is {tokens_text(blocks * size)}.",
+            {"num_blocks": blocks, "block_size_tokens": size, "tokens": blocks * size},
+            lines_of(cache.num_blocks),
+        )
+    if cache.tokens:
+        yield _tokens(log, cache, cache.tokens)
+    if cache.concurrency and cache.length:
+        times, length = cache.concurrency.value, cache.length.value
+        yield Finding(
+            "concurrency",
+            "means",
+            f"{times:.2f} requests fit if each has the full {tokens_text(length)} (max_model_len) and shares nothing. "
+            "It limits nothing: shorter requests fit more often, further ones wait or are preempted, and max_num_seqs is "
+            "a limit of its own. It counts the null block, which no request can use.",
+            {"concurrency": times, "length_tokens": length},
+            lines_of(cache.concurrency),
+        )
+
+
+def _tokens(log: StartupLog, cache: CacheSize, tokens: Fact[int]) -> Finding:
+    """What the number of tokens is."""
+    reading = reading_of(log)
+    said = f"{cache.device} KV cache size: {tokens_text(tokens.value)}"
+    numbers: dict[str, object] = {"tokens": tokens.value, "formula": reading.formula if reading else None}
+    bug: KnownBug | None = None
+    if reading is None or reading.formula == "none":
+        text = (
+            f"{said}. For a model whose layers are all alike it is blocks x block size; for others it is "
+            "concurrency x max_model_len since 0.21, and was (blocks // groups) x block size before."
+        )
+    elif reading.formula == "one-group":
+        numbers |= {"num_blocks": reading.num_blocks, "block_size_tokens": reading.span}
+        text = (
+            f"{said} = {reading.num_blocks:,} blocks x {reading.span}, if all layers are alike. One block of them is "
+            "the null block; all running requests and the cached prefixes share the rest."
+        )
+    elif reading.formula == "concurrency":
+        text = (
+            f"{said} = concurrency x max_model_len. It is no number of slots: it is how many tokens requests of full "
+            "length would hold. Windows and states cost the same for a short request, so short requests hold fewer."
+        )
+    else:
+        bug = OLD_TOKENS
+        blocks, groups, needed = reading.num_blocks or 0, reading.groups or 0, reading.blocks_per_request or 0
+        numbers |= {"num_blocks": blocks, "groups": groups, "blocks_per_request": needed}
+        text = (
+            f"{said} fits {groups} groups over {blocks:,} blocks: {blocks:,} // {groups} x {reading.span}. The groups "
+            f"do not share evenly: a request of full length takes {needed} blocks in all, so the cache holds what the "
+            "concurrency says."
+        )
+    return Finding("tokens", "means", text, numbers, lines_of(tokens), bug)
+
+
+def _refusals(log: StartupLog) -> Iterator[Finding]:
+    """Why there is no cache."""
+    for fact in log.refusals:
+        text, bug = _refusal(log, fact.value)
+        yield Finding("refusal", "means", text, {"kind": fact.value.kind}, lines_of(fact), bug)
+
+
+def _refusal(log: StartupLog, refusal: Refusal) -> tuple[str, KnownBug | None]:
+    """One refusal in words."""
+    if refusal.kind == "length" and refusal.needed and refusal.available:
+        text = (
+            f"One request of {tokens_text(refusal.max_model_len or 0)} needs {gib_text(refusal.needed)} per worker and "
+            f"there are {gib_text(refusal.available)}. "
+        )
+        if refusal.estimated:
+            text += f"A max_model_len of {refusal.estimated:,} fits; it would fit exactly one request."
+        else:
+            text += "Lower max_model_len, or make room (gpu_memory_utilization, kv_cache_dtype, more ranks)."
+        name = (log.model.value if log.model else "").lower()
+        return text, CROSS_ATTENTION if any(part in name for part in _ENCODER_DECODERS) else None
+    if refusal.kind == "length-in-tokens":
+        return (
+            f"The cache holds {tokens_text(refusal.capacity or 0)}, fewer than max_model_len "
+            f"({refusal.max_model_len:,}).",
+            None,
+        )
+    if refusal.kind == "free-memory" and refusal.needed and refusal.available:
+        return (
+            f"{gib_text(refusal.needed)} were asked for and {gib_text(refusal.available)} are free: another process "
+            "holds memory of the device, or gpu_memory_utilization is too high for it.",
+            None,
+        )
+    if refusal.kind == "mamba-blocks":
+        return (
+            f"max_num_seqs={refusal.max_num_seqs} needs a state block each and there are {refusal.capacity}: lower "
+            "max_num_seqs.",
+            None,
+        )
+    return (
+        "Weights and the peak of the trial run leave nothing for the cache: raise gpu_memory_utilization, lower "
+        "max_num_batched_tokens, or use more ranks.",
+        None,
     )
-
-
-def _within(what: str, value: int, low: int | None, high: int | None, slack: int) -> Finding:
-    least, most = low or 0, high or 0
-    agrees = least - slack <= value <= most + slack
-    return Finding(
-        "agrees" if agrees else "disagrees", f"The plan's {what}: {_span(least, most, ',')}; the log's {value:,}."
-    )
-
-
-def _close(what: str, unit: str, value: float, planned: float, off: float) -> Finding:
-    agrees = abs(value - planned) <= off
-    return Finding(
-        "agrees" if agrees else "disagrees", f"The plan's {what}: {gib(planned * GIB)} {unit}; the log's {value:g}."
-    )
-
-
-def _span(low: float, high: float, form: str) -> str:
-    return f"{low:{form}}" if low == high else f"{low:{form}} to {high:{form}}"

@@ -1,109 +1,93 @@
-"""A vLLM start-up log, read: what it says about memory, and on which line."""
+"""`read_log`: the lines of a file to the facts of one start."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import os
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvblocks.errors import UsageError
-from kvblocks.sizing.logs.patterns import STARTS, arguments, clean, facts, rank_of
+from kvblocks.sizing.logs.facts import Start, StartupLog
+from kvblocks.sizing.logs.forms import LOOKED_FOR, Match, is_unfinished_refusal, matches_of
+from kvblocks.sizing.logs.lines import Line, LogSource, name_of, process_before, read_lines
+from kvblocks.sizing.logs.start import StartBuilder
 
-LONGEST_LINE = 1 << 20
-"""Characters of a line that are looked at."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """Something that the log says."""
-
-    value: Any
-    line: int
-    text: str
-    rank: str = ""
+_MAX_STARTS = 10_000
+_MAX_JOINED = 4
+"""Lines over which a terminal may have wrapped a refusal."""
 
 
-@dataclass(slots=True)
-class StartupLog:
-    """One start of an engine. `found` has the facts by name (see `patterns.LINES`), in order of their lines."""
+def read_log(source: str | os.PathLike[str] | Iterable[str] | Iterable[bytes]) -> StartupLog:
+    """The facts of a start-up log: a file's path, or the lines of one (an open file, standard input, a list).
 
-    path: str = ""
-    first_line: int = 1
-    num_starts: int = 1
-    """Starts in the file; this is the last that says anything of its cache."""
-    arguments: dict[str, Any] = field(default_factory=dict)
-    found: dict[str, list[Fact]] = field(default_factory=dict)
+    The file is streamed. Of several starts the last one that states a cache size or a refusal is read; without any,
+    the last that states memory or an error; else the last. The others are in `starts`.
 
-    def get(self, name: str) -> Any:
-        """The last value of a fact; None when the log does not say it."""
-        return self.found[name][-1].value if name in self.found else None
-
-    def values(self, name: str) -> list[Any]:
-        """Every value of a fact, of all workers."""
-        return [fact.value for fact in self.found.get(name, ())]
-
-    def lines(self, *names: str) -> list[int]:
-        """The lines that say these facts."""
-        return sorted({fact.line for name in names for fact in self.found.get(name, ())})
-
-    @property
-    def available_gib(self) -> float | None:
-        """Memory for the cache of the worker that has least."""
-        return min(self.values("available_gib"), default=None)
-
-    @property
-    def says_something(self) -> bool:
-        """Whether it tells of the cache."""
-        return any(name in self.found for name in ("tokens", "num_blocks", "available_gib", "refusal", "no_memory",
-                                                   "refusal_tokens", "not_free", "concurrency"))  # fmt: skip
-
-    def to_dict(self) -> dict[str, Any]:
-        """The log as JSON would have it."""
-        return {
-            "path": self.path,
-            "first_line": self.first_line,
-            "starts": self.num_starts,
-            "arguments": {name: value for name, value in self.arguments.items() if _is_plain(value)},
-            "facts": [
-                {"name": name, "value": fact.value, "line": fact.line, "rank": fact.rank}
-                for name, found in self.found.items()
-                for fact in found
-            ],
-        }
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str, list, dict))
-
-
-def read_log(lines: Iterable[bytes | str], path: str = "") -> StartupLog:
-    """Read the last start in a log that tells of its cache. Streams; lines may be of any length.
-
-    Raises UsageError when no line is one of a vLLM start-up.
+    Raises UsageError naming the source when it cannot be read as text or has no line that vLLM prints at start-up.
     """
-    current = StartupLog(path=path)
-    kept: StartupLog | None = None
-    starts = 0
-    begun = False
-    at = 0
-    for at, line in enumerate(lines, 1):
-        text = clean(line[:LONGEST_LINE])
-        if any(mark in text for mark in STARTS):
-            if current.says_something:
-                kept, current = current, StartupLog(path=path, first_line=at)
-                begun = False
-            starts += not begun
-            begun = True
-            for name, value in arguments(text).items():
-                current.arguments.setdefault(str(name), value)
-        rank = rank_of(text)
-        for name, value in facts(text):
-            current.found.setdefault(name, []).append(Fact(value, at, text.strip()[:400], rank))
-    log = current if current.says_something or kept is None else kept
-    if not log.found:
+    builders: list[StartBuilder] = []
+    count = 0
+    for line, match in _matches(source):
+        count = max(count, line.number)
+        if match is None:
+            continue
+        process = process_before(line.text, match.begin) or line.process
+        if not builders or builders[-1].begins_another(match, process):
+            if len(builders) == _MAX_STARTS:
+                raise UsageError(
+                    f"{name_of(source)}: has more than {_MAX_STARTS} starts by line {line.number}; "
+                    "give the part of the log that holds the one in question"
+                )
+            builders.append(StartBuilder(line.number))
+        builders[-1].take(match, line.number, process)
+    if not builders:
         raise UsageError(
-            f'{path or "log"}: none of its {at:,} lines is of a vLLM start-up; looked for "Available KV cache memory", '
-            '"GPU KV cache size", "Maximum concurrency", "# GPU blocks" and refusals; give the server\'s own output'
+            f"{name_of(source)}: has no line that vLLM prints while it starts ({count} lines read); looked for "
+            + ", ".join(repr(words) for words in LOOKED_FOR)
         )
-    log.num_starts = max(starts, 1)
-    return log
+    starts = tuple(builder.start(number) for number, builder in enumerate(builders, 1))
+    chosen = _chosen(builders)
+    return builders[chosen].build(name_of(source), count, starts[chosen], starts)
+
+
+def _chosen(builders: list[StartBuilder]) -> int:
+    """Which start to read."""
+    for says_enough in (
+        lambda builder: builder.is_complete,
+        lambda builder: builder.has_numbers,
+        lambda builder: True,
+    ):
+        for index in range(len(builders) - 1, -1, -1):
+            if says_enough(builders[index]):
+                return index
+    raise AssertionError("there is at least one start")
+
+
+def _matches(source: Any) -> Iterator[tuple[Line, Match | None]]:
+    """Every form of every line; with None at least once per line, so that lines can be counted."""
+    held: list[Line] = []
+    for line in read_lines(source):
+        if held:
+            held.append(line)
+            joined = next((m for m in _joined(held) if m.name == "refusal-length"), None)
+            if joined is not None:
+                yield held[0], joined
+            if joined is not None or len(held) > _MAX_JOINED:
+                held = []
+        elif is_unfinished_refusal(line.text):
+            held = [line]
+        found = False
+        for match in matches_of(line.text):
+            found = True
+            yield line, match
+        if not found:
+            yield line, None
+
+
+def _joined(lines: list[Line]) -> Iterator[Match]:
+    """The forms of wrapped lines, put together: a terminal breaks words, an editor breaks between them."""
+    for glue in ("", " "):
+        yield from matches_of(glue.join(line.text for line in lines))
+
+
+__all__ = ["LogSource", "Start", "read_log"]
