@@ -80,12 +80,14 @@ def _concurrency(log: StartupLog) -> Iterator[Finding]:
     numbers = {"tokens": tokens, "length_tokens": length, "printed": printed, "tokens_by_length": ratio}
     lines = cache.lines
     if reading.formula == "groups":
+        of = "several groups"
+        if reading.num_blocks:
+            of = f"{reading.groups} groups ({reading.num_blocks:,} blocks, {reading.blocks_per_request} per request)"
         yield Finding(
             "tokens and concurrency",
             "agrees",
             f"{tokens_text(tokens)} / {length:,} = {ratio:.2f}, printed {printed:.2f}: they fit by the old formula for "
-            f"{reading.groups} groups ({reading.num_blocks:,} blocks, {reading.blocks_per_request} per request). Trust "
-            f"the concurrency: {printed:.2f} x {length:,} is about {tokens_text(printed * length)}.",
+            f"{of}. Trust the concurrency: {printed:.2f} x {length:,} is about {tokens_text(printed * length)}.",
             {**numbers, "groups": reading.groups, "num_blocks": reading.num_blocks},
             lines,
             OLD_TOKENS,
@@ -136,7 +138,7 @@ def _override(log: StartupLog) -> Iterator[Finding]:
     tokens = cache.tokens.value if cache and cache.tokens else None
     lines = lines_of(log.override, cache.tokens if cache else None)
     numbers = {"profiled_blocks": value.profiled, "blocks": value.blocks, "tokens": tokens}
-    if tokens is None or reading_formula(log) == "concurrency":
+    if tokens is None or _formula(log) == "concurrency":
         return
     if any(value.blocks * span == tokens for span in spans_of(log)):
         yield Finding(
@@ -158,7 +160,7 @@ def _override(log: StartupLog) -> Iterator[Finding]:
         )
 
 
-def reading_formula(log: StartupLog) -> str | None:
+def _formula(log: StartupLog) -> str | None:
     """The formula of the log's tokens, where they state one."""
     reading = reading_of(log)
     return reading.formula if reading else None
@@ -226,8 +228,9 @@ def _bytes_per_token(log: StartupLog) -> Iterator[Finding]:
                 numbers |= {"low_bytes_per_block": low, "high_bytes_per_block": high}
             yield Finding("bytes per token", "means", text, numbers, lines)
         return
-    if not blocks or not (span := (reading.span if reading and reading.span else log.block_size or 16)):
+    if not blocks:
         return
+    span = reading.span if reading and reading.span else spans_of(log)[0]
     low, high = max(size.low_bytes, 0) / (blocks + 1) / span, size.high_bytes / blocks / span
     ranks = log.context_parallel.value if log.context_parallel else 1
     low, high = low * ranks, high * ranks
@@ -237,8 +240,8 @@ def _bytes_per_token(log: StartupLog) -> Iterator[Finding]:
         "bytes per token",
         "means",
         f"{gib_text(size)} / {blocks:,} blocks of {span} tokens: a token takes {low:,.0f} to {high:,.0f} bytes per "
-        f"worker{shown}, a block about {bytes_text((low + high) / 2 * span / ranks)}. It is 2 x layers x KV heads x "
-        "head size x bytes of a value where keys and values are alike in all layers.",
+        f"worker{shown}, a block about {bytes_text((low + high) / 2 * span / ranks)}. For plain attention that "
+        "is 2 x layers x KV heads x head size x bytes of a value.",
         {"low_bytes": low, "high_bytes": high, "num_blocks": blocks, "block_size_tokens": span},
         lines,
     )

@@ -25,12 +25,13 @@ def _of_rank(log: StartupLog, rank: Rank) -> Iterator[Finding]:
     yield from _budget(rank)
     if rank.available and rank.available.value.gib + rank.available.value.half < 0:
         missing = -rank.available.value.gib
+        ready = log.status == "ready"
         yield Finding(
             "nothing left",
-            "agrees" if log.refusals else "disagrees",
+            "disagrees" if ready else "agrees",
             f"{gib_text(rank.available.value)} for the cache: weights and the peak of the trial run are "
-            f"{missing:.2f} GiB more than gpu_memory_utilization allows"
-            + (", so the engine refused." if log.refusals else ", yet the engine does not refuse."),
+            f"{missing:.2f} GiB more than gpu_memory_utilization allows, "
+            + ("yet the engine did not refuse." if ready else "so the engine cannot start."),
             {"available_gib": rank.available.value.gib},
             lines_of(rank.available),
         )

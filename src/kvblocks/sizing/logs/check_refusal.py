@@ -86,10 +86,16 @@ def _estimate(refusal: Refusal, needed: Gib, available: Gib, fact: Fact[Refusal]
         per_token = needed.gib * GIB / length
         text = (
             f"{gib_text(needed)} / {length:,} = {per_token:,.0f} bytes per token and worker; {gib_text(available)} "
-            f"then hold {available.gib * GIB / per_token:,.0f} tokens, printed {estimated:,}: memory grows in step with "
-            "length."
+            f"then hold {available.gib * GIB / per_token:,.0f} tokens, printed {estimated:,}: memory grows in step "
+            "with length."
         )
         return Finding("estimated length", "agrees", text, {**numbers, "bytes_per_token": per_token}, lines_of(fact))
+    if estimated < low and needed.gib - available.gib < 10 * (needed.half + available.half):
+        text = (
+            f"{estimated:,} tokens is fewer than the {low:,.0f} that a fixed price per token would give: part of a "
+            "request does not grow with it. The two sizes are too close to tell how much."
+        )
+        return Finding("estimated length", "agrees", text, numbers, lines_of(fact))
     if estimated < low and estimated < length:
         slope = max(needed.gib - available.gib, 0) * GIB / (length - estimated)
         fixed = needed.gib * GIB - slope * length

@@ -16,7 +16,11 @@ from kvblocks.sizing.logs.findings import (
 )
 from kvblocks.sizing.logs.formula import reading_of
 
-_ENCODER_DECODERS = ("whisper", "t5", "bart", "mllama", "seamless")
+_OLD_FORMULA = (
+    "It can only be the old figure for several groups, (blocks // groups) x block size. The groups do not share "
+    "evenly, so the cache holds what the concurrency says."
+)
+_ENCODER_DECODERS = ("whisper", "bart", "mllama", "nemotron-parse", "nemotronparse")
 
 
 def explain(log: StartupLog) -> list[Finding]:
@@ -182,14 +186,16 @@ def _cache(log: StartupLog) -> Iterator[Finding]:
         yield _tokens(log, cache, cache.tokens)
     if cache.concurrency and cache.length:
         times, length = cache.concurrency.value, cache.length.value
+        charged = _is_encoder_decoder(log) and (log.release is None or log.release >= (0, 12))
         yield Finding(
             "concurrency",
             "means",
             f"{times:.2f} requests fit if each has the full {tokens_text(length)} (max_model_len) and shares nothing. "
-            "It limits nothing: shorter requests fit more often, further ones wait or are preempted, and max_num_seqs is "
-            "a limit of its own. It counts the null block, which no request can use.",
+            "It limits nothing: shorter requests fit more often, further ones wait or are preempted, and max_num_seqs "
+            "is a limit of its own. It counts the null block, which no request can use.",
             {"concurrency": times, "length_tokens": length},
             lines_of(cache.concurrency),
+            CROSS_ATTENTION if charged else None,
         )
 
 
@@ -217,6 +223,8 @@ def _tokens(log: StartupLog, cache: CacheSize, tokens: Fact[int]) -> Finding:
         )
     else:
         bug = OLD_TOKENS
+        if reading.groups is None:
+            return Finding("tokens", "means", f"{said}. {_OLD_FORMULA}", numbers, lines_of(tokens), bug)
         blocks, groups, needed = reading.num_blocks or 0, reading.groups or 0, reading.blocks_per_request or 0
         numbers |= {"num_blocks": blocks, "groups": groups, "blocks_per_request": needed}
         text = (
@@ -225,6 +233,12 @@ def _tokens(log: StartupLog, cache: CacheSize, tokens: Fact[int]) -> Finding:
             "concurrency says."
         )
     return Finding("tokens", "means", text, numbers, lines_of(tokens), bug)
+
+
+def _is_encoder_decoder(log: StartupLog) -> bool:
+    """Whether the model's name or class is of a family with cross attention."""
+    names = [fact.value.lower() for fact in (log.model, log.architecture) if fact]
+    return any(part in name for part in _ENCODER_DECODERS for name in names)
 
 
 def _refusals(log: StartupLog) -> Iterator[Finding]:
@@ -245,8 +259,7 @@ def _refusal(log: StartupLog, refusal: Refusal) -> tuple[str, KnownBug | None]:
             text += f"A max_model_len of {refusal.estimated:,} fits; it would fit exactly one request."
         else:
             text += "Lower max_model_len, or make room (gpu_memory_utilization, kv_cache_dtype, more ranks)."
-        name = (log.model.value if log.model else "").lower()
-        return text, CROSS_ATTENTION if any(part in name for part in _ENCODER_DECODERS) else None
+        return text, CROSS_ATTENTION if _is_encoder_decoder(log) else None
     if refusal.kind == "length-in-tokens":
         return (
             f"The cache holds {tokens_text(refusal.capacity or 0)}, fewer than max_model_len "

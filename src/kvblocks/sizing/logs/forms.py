@@ -60,6 +60,11 @@ FORMS = (
         r"Setting attention block size to (?P<tokens>%N) tokens(?: to ensure that attention page size is >= mamba)?",
     ),
     _form(
+        "block-size",
+        "Setting kv cache block size",
+        r"Setting kv cache block size to (?P<tokens>%N)(?: tokens)? for",
+    ),
+    _form(
         "mamba-padding", "Padding mamba page size", r"Padding mamba page size by (?P<percent>\d{1,9}(?:\.\d{1,9})?)%"
     ),
     _form(
@@ -139,8 +144,9 @@ FORMS = (
     _form(
         "refusal-length",
         "KV cache is needed",
-        r"max seq len \((?P<length>%N)\),? \((?P<needed>%G) Gi?B KV cache is needed, which is larger than the "
-        r"available KV cache memory \((?P<available>%G) Gi?B\)(?:.{0,200}?estimated maximum model length is (?P<estimated>%N))?",
+        r"max seq len \((?P<length>%N)\),? \(?(?P<needed>%G) Gi?B KV cache is needed, which is larger than the "
+        r"available KV cache memory \((?P<available>%G) Gi?B\)"
+        r"(?:.{0,200}?estimated maximum model length is (?P<estimated>%N))?",
     ),
     _form(
         "refusal-length-in-tokens",

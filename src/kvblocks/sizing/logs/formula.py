@@ -18,6 +18,9 @@ USUAL_BLOCK_SIZES = (16, 32, 64, 128, 256)
 """Block sizes that engines choose on their own, in the order in which they are tried."""
 
 MAX_GROUPS = 32
+_FAR = 0.05
+"""Share by which tokens and concurrency must miss each other before several groups are taken to be the reason."""
+
 HALF_CENT = 0.005 + 1e-9
 """Half a unit of a concurrency's last digit; both ends count, as halves are printed either way."""
 
@@ -27,7 +30,8 @@ class Reading:
     """A formula that gives both the tokens and the concurrency, with what follows from it.
 
     `span` is the tokens of a block over all ranks that share a context. `num_blocks` includes the null block; for
-    `concurrency` neither is known and both are None. `blocks_per_request` is for a request of full length.
+    `concurrency`, and for `groups` where the block size is not stated, they are not known and None.
+    `blocks_per_request` is for a request of full length.
     """
 
     formula: Formula
@@ -44,12 +48,14 @@ def readings(
     spans: tuple[int, ...],
     *,
     several: bool = False,
+    stated: bool = True,
     old: bool = True,
     new: bool = True,
 ) -> Iterator[Reading]:
     """Every formula that fits, the simplest first.
 
-    `several`: there is more than one group for sure. `old` and `new` say which formulas the version may have used.
+    `several`: there is more than one group for sure. `stated`: the spans are those of the log and not the usual ones.
+    `old` and `new` say which formulas the version may have used.
     """
     for span in spans:
         if tokens % span == 0 and not several:
@@ -59,8 +65,11 @@ def readings(
     low, high = concurrency - HALF_CENT, concurrency + HALF_CENT
     if new and tokens / length <= high and (tokens + 1) / length > low:
         yield Reading("concurrency")
-    if old:
-        yield from _of_groups(tokens, length, concurrency, spans)
+    if old and (several or abs(tokens / length / concurrency - 1) > _FAR):
+        if stated:
+            yield from _of_groups(tokens, length, concurrency, spans)
+        elif tokens % spans[0] == 0:
+            yield Reading("groups")
 
 
 def _of_groups(tokens: int, length: int, concurrency: float, spans: tuple[int, ...]) -> Iterator[Reading]:
@@ -68,8 +77,6 @@ def _of_groups(tokens: int, length: int, concurrency: float, spans: tuple[int, .
 
     One group must hold all tokens of a request, and each further group needs a block at least.
     """
-    if concurrency <= 0:
-        return
     for span in spans:
         if tokens % span:
             continue
@@ -99,7 +106,7 @@ def reading_of(log: StartupLog) -> Reading | None:
     cache = log.cache
     if cache is None or cache.tokens is None or cache.concurrency is None or cache.length is None:
         return None
-    if cache.length.value < 1:
+    if cache.length.value < 1 or cache.concurrency.value <= 0:
         return None
     release = log.release
     found = readings(
@@ -108,6 +115,7 @@ def reading_of(log: StartupLog) -> Reading | None:
         cache.concurrency.value,
         spans_of(log),
         several=has_several_groups(log),
+        stated=log.block_size is not None,
         old=release is None or release < (0, 22),
         new=release is None or release >= (0, 20),
     )
@@ -120,4 +128,9 @@ def blocks_of(log: StartupLog) -> int | None:
     if cache is not None and cache.num_blocks is not None:
         return cache.num_blocks.value
     reading = reading_of(log)
-    return reading.num_blocks if reading and reading.formula in ("one-group", "groups") else None
+    if reading is not None:
+        return reading.num_blocks
+    if cache is None or cache.tokens is None or log.block_size is None or has_several_groups(log):
+        return None
+    span = spans_of(log)[0]
+    return cache.tokens.value // span if cache.tokens.value % span == 0 else None

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import Any
 
 from kvblocks.sizing.logs.arguments import flags_of
+from kvblocks.sizing.logs.convert import MAX_TEXT, content_of, distinct, fact_of, gib_of, refusal_of
 from kvblocks.sizing.logs.facts import (
     AutoFit,
     CacheSize,
     Fact,
-    Gib,
     LayerPadding,
     Override,
     Rank,
-    Refusal,
-    RefusalKind,
     Start,
     StartupLog,
     Status,
@@ -24,7 +22,6 @@ from kvblocks.sizing.logs.facts import (
 from kvblocks.sizing.logs.forms import Match, usage_terms, whole
 from kvblocks.sizing.logs.values import read_keywords, read_mapping
 
-T = TypeVar("T")
 _STAGES = {
     **dict.fromkeys(("version", "banner-model"), 0),
     "arguments": 1,
@@ -47,7 +44,6 @@ _TERMS = (
     "graphs_estimated",
 )
 _DATA_PARALLEL = re.compile(r"DP\d")
-_MAX_TEXT = 300
 _MAX_ERRORS = 20
 _MAX_FACTS = 4096
 
@@ -92,7 +88,7 @@ class StartBuilder:
             if self._stage == 2 and ("engine", "") in self._seen:
                 return True
             before = self._seen.get((name, ""))
-            return before is not None and before != _content(match)
+            return before is not None and before != content_of(match)
         return name in _REPEATED and self.is_complete and known is not None
 
     def take(self, match: Match, line: int, process: str) -> None:
@@ -101,7 +97,7 @@ class StartBuilder:
         self._stage = max(self._stage, _STAGES.get(match.name, 3))
         if len(self._seen) < _MAX_FACTS:
             for who in (process, process.partition(" pid=")[0], ""):
-                self._seen[match.name, who] = _content(match)
+                self._seen[match.name, who] = content_of(match)
         taker = getattr(self, "_take_" + match.name.partition("-")[0], None)
         if match.name.startswith("refusal-"):
             self._take_refusal(match, line, process)
@@ -149,14 +145,14 @@ class StartBuilder:
             max_model_len=self._length(),
             ranks=tuple(Rank(name=name, **terms) for name, terms in self._ranks.items()),
             caches=tuple(CacheSize(**cache) for cache in self._caches),
-            block_sizes=_distinct(self._lists["block-size"]),
+            block_sizes=distinct(self._lists["block-size"]),
             mamba_padding=facts.get("mamba-padding"),
-            layer_padding=_distinct(self._lists["layer-padding"]),
+            layer_padding=distinct(self._lists["layer-padding"]),
             override=facts.get("override"),
             context_parallel=facts.get("context-parallel"),
             auto_fit=facts.get("auto-fit"),
-            refusals=_distinct(self._lists["refusal"]),
-            errors=_distinct(self._lists["error"]),
+            refusals=distinct(self._lists["refusal"]),
+            errors=distinct(self._lists["error"]),
             ready=facts.get("ready"),
         )
 
@@ -201,72 +197,74 @@ class StartBuilder:
     # Each takes the forms whose name begins like it.
 
     def _take_version(self, match: Match, line: int, process: str) -> None:
-        self._facts.setdefault("version", _fact(match.groups["version"], match, line, process))
+        self._facts.setdefault("version", fact_of(match.groups["version"], match, line, process))
         if "model" in match.groups:
-            self._facts.setdefault("model", _fact(match.groups["model"], match, line, process))
+            self._facts.setdefault("model", fact_of(match.groups["model"], match, line, process))
 
     def _take_banner(self, match: Match, line: int, process: str) -> None:
-        self._facts.setdefault("model", _fact(match.groups["model"], match, line, process))
+        self._facts.setdefault("model", fact_of(match.groups["model"], match, line, process))
 
     def _take_arguments(self, match: Match, line: int, process: str) -> None:
         if "mapping" in match.groups:
             given = read_mapping(match.groups["mapping"])
         else:
             given = read_keywords(match.groups["keywords"])
-        self._facts["arguments"] = _fact(given, match, line, process)
+        self._facts["arguments"] = fact_of(given, match, line, process)
 
     def _take_engine(self, match: Match, line: int, process: str) -> None:
-        self._facts["version"] = _fact(match.groups["version"], match, line, process)
-        self._facts["engine"] = _fact(match.groups.get("engine", "V0"), match, line, process)
-        self._facts["config"] = _fact(read_keywords(match.groups["keywords"]), match, line, process)
+        self._facts["version"] = fact_of(match.groups["version"], match, line, process)
+        self._facts["engine"] = fact_of(match.groups.get("engine", "V0"), match, line, process)
+        self._facts["config"] = fact_of(read_keywords(match.groups["keywords"]), match, line, process)
 
     def _take_architecture(self, match: Match, line: int, process: str) -> None:
-        self._facts.setdefault("architecture", _fact(match.groups["architecture"], match, line, process))
+        self._facts.setdefault("architecture", fact_of(match.groups["architecture"], match, line, process))
 
     def _take_max(self, match: Match, line: int, process: str) -> None:
         # The target model's line comes first, that of a draft model after it.
-        self._facts.setdefault("max-model-len", _fact(whole(match.groups["tokens"]), match, line, process))
+        self._facts.setdefault("max-model-len", fact_of(whole(match.groups["tokens"]), match, line, process))
 
     def _take_batched(self, match: Match, line: int, process: str) -> None:
         self._lines.setdefault("max_num_batched_tokens", whole(match.groups["tokens"]))
 
     def _take_block(self, match: Match, line: int, process: str) -> None:
-        self._append("block-size", _fact(whole(match.groups["tokens"]), match, line, process))
+        self._append("block-size", fact_of(whole(match.groups["tokens"]), match, line, process))
 
     def _take_mamba(self, match: Match, line: int, process: str) -> None:
-        self._facts.setdefault("mamba-padding", _fact(float(match.groups["percent"]), match, line, process))
+        self._facts.setdefault("mamba-padding", fact_of(float(match.groups["percent"]), match, line, process))
 
     def _take_layer(self, match: Match, line: int, process: str) -> None:
         value = LayerPadding(whole(match.groups["layers"]), float(match.groups["percent"]))
-        self._append("layer-padding", _fact(value, match, line, process))
+        self._append("layer-padding", fact_of(value, match, line, process))
 
     def _take_override(self, match: Match, line: int, process: str) -> None:
         value = Override(whole(match.groups["profiled"]), whole(match.groups["blocks"]))
         if value.profiled:  # 0: the small cache that some versions set up only to measure CUDA graphs
-            self._facts.setdefault("override", _fact(value, match, line, process))
+            self._facts.setdefault("override", fact_of(value, match, line, process))
             self._lines.setdefault("num_gpu_blocks_override", value.blocks)
 
     def _take_context(self, match: Match, line: int, process: str) -> None:
-        self._facts.setdefault("context-parallel", _fact(whole(match.groups["ranks"]), match, line, process))
+        self._facts.setdefault("context-parallel", fact_of(whole(match.groups["ranks"]), match, line, process))
 
     def _take_auto(self, match: Match, line: int, process: str) -> None:
         before = whole(match.groups["before"])
         after = whole(match.groups["after"]) if "after" in match.groups else before
         given = match.groups.get("available")
-        self._facts["auto-fit"] = _fact(AutoFit(before, after, _gib(given) if given else None), match, line, process)
+        self._facts["auto-fit"] = fact_of(
+            AutoFit(before, after, gib_of(given) if given else None), match, line, process
+        )
 
     def _take_blocks(self, match: Match, line: int, process: str) -> None:
-        blocks = _fact(whole(match.groups["blocks"]), match, line, process)
+        blocks = fact_of(whole(match.groups["blocks"]), match, line, process)
         self._add_cache({"device": match.groups["device"].upper(), "num_blocks": blocks})
 
     def _take_tokens(self, match: Match, line: int, process: str) -> None:
-        tokens = _fact(whole(match.groups["tokens"]), match, line, process)
+        tokens = fact_of(whole(match.groups["tokens"]), match, line, process)
         self._add_cache({"device": match.groups["device"], "tokens": tokens})
 
     def _take_concurrency(self, match: Match, line: int, process: str) -> None:
         value = {
-            "concurrency": _fact(float(match.groups["concurrency"]), match, line, process),
-            "length": _fact(whole(match.groups["length"]), match, line, process),
+            "concurrency": fact_of(float(match.groups["concurrency"]), match, line, process),
+            "length": fact_of(whole(match.groups["length"]), match, line, process),
         }
         for cache in reversed(self._caches):
             named = cache.get("tokens") or cache.get("num_blocks")
@@ -280,30 +278,15 @@ class StartBuilder:
         if refusals and refusals[-1].line == line:
             return  # the same words, already read
         if "ready" not in self._facts and len(self._lists["error"]) < _MAX_ERRORS:
-            text = f"{match.groups['kind']}: {match.groups['message']}"[:_MAX_TEXT].rstrip()
-            self._append("error", _fact(text, match, line, process))
+            text = f"{match.groups['kind']}: {match.groups['message']}"[:MAX_TEXT].rstrip()
+            self._append("error", fact_of(text, match, line, process))
 
     def _take_ready(self, match: Match, line: int, process: str) -> None:
         seconds = match.groups.get("seconds")
-        self._facts.setdefault("ready", _fact(float(seconds) if seconds else None, match, line, process))
+        self._facts.setdefault("ready", fact_of(float(seconds) if seconds else None, match, line, process))
 
     def _take_refusal(self, match: Match, line: int, process: str) -> None:
-        groups = match.groups
-        kind: RefusalKind = match.name.removeprefix("refusal-")  # type: ignore[assignment]
-        given: dict[str, Any] = {
-            name: _gib(groups[name]) for name in ("needed", "available", "total") if name in groups
-        }
-        for group, name in (
-            ("length", "max_model_len"),
-            ("estimated", "estimated"),
-            ("capacity", "capacity"),
-            ("seqs", "max_num_seqs"),
-        ):
-            if group in groups:
-                given[name] = whole(groups[group])
-        utilization = float(groups["utilization"]) if "utilization" in groups else None
-        value = Refusal(kind=kind, utilization=utilization, **given)
-        self._append("refusal", _fact(value, match, line, process))
+        self._append("refusal", fact_of(refusal_of(match), match, line, process))
 
     def _take_terms(self, match: Match, line: int, process: str) -> None:
         """Memory of one rank."""
@@ -317,8 +300,8 @@ class StartBuilder:
         for name, text in ({**groups, **usage_terms(groups.pop("terms", ""))}).items():
             if name == "terms":
                 continue
-            value: Any = float(text) if name == "utilization" else _gib(text, unit)
-            terms[name] = _fact(value, match, line, process)
+            value: Any = float(text) if name == "utilization" else gib_of(text, unit)
+            terms[name] = fact_of(value, match, line, process)
             if name == "utilization" and 0 < value <= 1:
                 self._lines.setdefault("gpu_memory_utilization", value)
 
@@ -329,28 +312,3 @@ class StartBuilder:
     def _append(self, name: str, fact: Fact[Any]) -> None:
         if len(self._lists[name]) < _MAX_FACTS:
             self._lists[name].append(fact)
-
-
-def _content(match: Match) -> str:
-    """What two forms have in common when they say the same."""
-    return repr(sorted(match.groups.items()))
-
-
-def _fact(value: T, match: Match, line: int, process: str) -> Fact[T]:
-    return Fact(value, line, match.text[:_MAX_TEXT], process)
-
-
-def _gib(text: str, unit: str = "GiB") -> Gib:
-    """A printed size. Old versions print GiB and call it GB; three and more digits are of `%.4f`, else of two."""
-    digits = max(2, len(text.partition(".")[2]))
-    scale = 1 / 1024 if unit.startswith("M") else 1.0
-    return Gib(float(text) * scale, 0.5 * 10.0**-digits * scale)
-
-
-def _distinct(facts: list[Fact[T]]) -> tuple[Fact[T], ...]:
-    """The facts without repeats of a value, in order: ranks and tracebacks say things twice."""
-    kept: list[Fact[T]] = []
-    for fact in facts:
-        if not any(fact.value == other.value for other in kept):
-            kept.append(fact)
-    return tuple(kept)
