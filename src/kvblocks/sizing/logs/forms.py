@@ -196,7 +196,7 @@ _USAGE_TERM = re.compile(
     rf"(?P<size>{_GIB}) GiB\s+for\s+(?P<what>weight|consumed|peak activation|non-torch|\w+ ?graph)", re.I
 )
 _FRAGMENTS = tuple(dict.fromkeys(form.fragment for form in FORMS))
-_UNFINISHED = ("To serve at least one request with", "max seq len (")
+_REFUSAL_BEGINS = "To serve at least one request"
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,9 +227,7 @@ def usage_terms(text: str) -> dict[str, str]:
 
 def is_unfinished_refusal(text: str) -> bool:
     """Whether a refusal begins here and its numbers must be on the next lines: terminals wrap long lines."""
-    return all(words in text for words in _UNFINISHED) and not any(
-        True for m in matches_of(text) if m.name == "refusal-length"
-    )
+    return _REFUSAL_BEGINS in text and all(match.name != "refusal-length" for match in matches_of(text))
 
 
 @lru_cache(maxsize=1024)

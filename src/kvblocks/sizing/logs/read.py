@@ -13,7 +13,7 @@ from kvblocks.sizing.logs.lines import Line, LogSource, name_of, process_before,
 from kvblocks.sizing.logs.start import StartBuilder
 
 _MAX_STARTS = 10_000
-_MAX_JOINED = 4
+_MAX_JOINED = 6
 """Lines over which a terminal may have wrapped a refusal."""
 
 
@@ -65,23 +65,47 @@ def _chosen(builders: list[StartBuilder]) -> int:
 
 def _matches(source: Any) -> Iterator[tuple[Line, Match | None]]:
     """Every form of every line; with None at least once per line, so that lines can be counted."""
-    held: list[Line] = []
+    wrapped = _Wrapped()
     for line in read_lines(source):
-        if held:
-            held.append(line)
-            joined = next((m for m in _joined(held) if m.name == "refusal-length"), None)
-            if joined is not None:
-                yield held[0], joined
-            if joined is not None or len(held) > _MAX_JOINED:
-                held = []
-        elif is_unfinished_refusal(line.text):
-            held = [line]
+        yield from wrapped.add(line)
+        if is_unfinished_refusal(line.text):
+            yield from wrapped.begin(line)
         found = False
         for match in matches_of(line.text):
             found = True
             yield line, match
         if not found:
             yield line, None
+    yield from wrapped.end()
+
+
+class _Wrapped:
+    """A refusal that a terminal or an editor has broken over some lines, put together."""
+
+    def __init__(self) -> None:
+        self._lines: list[Line] = []
+        self._best: Match | None = None
+
+    def begin(self, line: Line) -> Iterator[tuple[Line, Match]]:
+        """A line in which a refusal begins and does not end."""
+        yield from self.end()
+        self._lines = [line]
+
+    def add(self, line: Line) -> Iterator[tuple[Line, Match]]:
+        """The next line, whatever it is."""
+        if not self._lines:
+            return
+        self._lines.append(line)
+        found = [match for match in _joined(self._lines) if match.name == "refusal-length"]
+        self._best = max([*found, *([self._best] if self._best else [])], key=lambda m: len(m.groups), default=None)
+        if len(self._lines) > _MAX_JOINED or (self._best and "estimated" in self._best.groups):
+            yield from self.end()
+
+    def end(self) -> Iterator[tuple[Line, Match]]:
+        """What was found, at the line in which it begins."""
+        if self._best:
+            yield self._lines[0], self._best
+        self._lines, self._best = [], None
 
 
 def _joined(lines: list[Line]) -> Iterator[Match]:

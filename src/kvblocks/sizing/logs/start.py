@@ -92,7 +92,9 @@ class StartBuilder:
         return name in _REPEATED and self.is_complete and known is not None
 
     def take(self, match: Match, line: int, process: str) -> None:
-        """Take one form."""
+        """Take one form. Errors after start-up are of requests and are left out."""
+        if match.name == "error" and "ready" in self._facts:
+            return
         self.last_line = line
         self._stage = max(self._stage, _STAGES.get(match.name, 3))
         if len(self._seen) < _MAX_FACTS:
@@ -277,7 +279,7 @@ class StartBuilder:
         refusals = self._lists["refusal"]
         if refusals and refusals[-1].line == line:
             return  # the same words, already read
-        if "ready" not in self._facts and len(self._lists["error"]) < _MAX_ERRORS:
+        if len(self._lists["error"]) < _MAX_ERRORS:
             text = f"{match.groups['kind']}: {match.groups['message']}"[:MAX_TEXT].rstrip()
             self._append("error", fact_of(text, match, line, process))
 
