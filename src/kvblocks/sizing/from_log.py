@@ -11,13 +11,10 @@ from kvblocks.errors import UsageError
 from kvblocks.sizing.catalogue import find_model
 from kvblocks.sizing.devices import Device
 from kvblocks.sizing.flags import GIB, EngineFlags
-from kvblocks.sizing.logs import Finding, StartupLog, compare_with_plan, explain, read_log
+from kvblocks.sizing.logs import Finding, StartupLog, check, compare_with_plan, explain, read_log
 from kvblocks.sizing.model_config import ModelConfig
 from kvblocks.sizing.result import Plan
 from kvblocks.sizing.setting import Setting
-
-ROUNDING = GIB // 200
-"""Half of the last decimal of a size in GiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,82 +56,64 @@ def read_and_check(
     Raises UsageError when the lines are of no vLLM start-up.
     """
     log = read_log(lines, path)
-    findings = explain(log)
-    given = _known_flags({**log.arguments, **_from_facts(log), **(flags or {})})
+    findings = [*explain(log), *check(log)]
+    given = {**_stated(log), **(flags or {})}
     config, words = _model(model, log)
     plan: Plan | None = None
     memory = available_bytes
-    if memory is None and log.available_gib is not None:
-        memory = int(log.available_gib * GIB)
-    refusal = log.get("refusal")
-    if memory is None and refusal is not None:
-        memory = int(refusal[2] * GIB)
-    if config is not None and (memory is not None or device is not None):
-        setting = Setting(
+    if memory is None and given.get("kv_cache_memory_bytes") is None:
+        memory = _memory_of(log)
+    known = memory is not None or device is not None or given.get("kv_cache_memory_bytes") is not None
+    if config is not None and known:
+        plan = Setting(
             config=config,
             flags=EngineFlags.from_mapping(given),
             env=env or {},
             device=device,
             available_bytes=memory,
             folders=(Path(),),
-        )
-        plan = setting.plan()
-        bounds = [plan, plan]
-        if memory is not None:
-            spread = 0 if available_bytes is not None else ROUNDING
-            bounds = [_with_memory(setting, memory + off) for off in (-spread, spread)]
-        findings += compare_with_plan(log, *bounds)
+        ).plan()
+        findings += _compare(log, plan, from_the_log=available_bytes is None and memory is not None)
     elif config is not None:
         words = f"{words}; the log does not say how much memory there was, give --available or --gpu"
     return CheckedLog(log=log, findings=tuple(findings), plan=plan, model=words, flags=given)
 
 
-def _with_memory(setting: Setting, memory: int) -> Plan:
-    return Setting(
-        config=setting.config, flags=setting.flags, env=setting.env, available_bytes=memory, folders=setting.folders
-    ).plan()
+def _compare(log: StartupLog, plan: Plan, *, from_the_log: bool) -> list[Finding]:
+    """The log beside the plan; its memory is left out where the plan has it from there."""
+    if plan.status == "refused":
+        return [Finding("plan", "unknown", f"No plan to compare with: {plan.error}")]
+    found = [finding for finding in compare_with_plan(log, plan) if not (from_the_log and finding.topic == "available")]
+    if not plan.ok and log.status == "ready":
+        found.append(
+            Finding("plan", "disagrees", f"The log's engine started; by the plan it does not fit: {plan.error}")
+        )
+    return found or [Finding("plan", "unknown", "The log states nothing that the plan has.")]
+
+
+def _memory_of(log: StartupLog) -> int | None:
+    """Bytes for the cache, as the log states them: of the worker with the least, or of the refusal."""
+    sizes = [log.available.value] if log.available else []
+    sizes += [fact.value.available for fact in log.refusals if fact.value.kind == "length" and fact.value.available]
+    return int(sizes[0].gib * GIB) if sizes and sizes[0].gib > 0 else None
+
+
+def _stated(log: StartupLog) -> dict[str, Any]:
+    """The flags that the log states, with the length that the engine came to."""
+    found = {name: getattr(log.flags, name) for name in sorted(log.stated)}
+    if log.max_model_len is not None:
+        found["max_model_len"] = log.max_model_len.value
+    return found
 
 
 def _model(name: str | None, log: StartupLog) -> tuple[ModelConfig | None, str]:
     """The config to compare with, and its name; or none, and why."""
     if name is not None:
         return find_model(name), name
-    told = log.arguments.get("model") or log.get("model") or log.arguments.get("model_tag")
-    if not told:
+    if log.model is None:
         return None, "no model: the log does not name it; give it before --from-log"
+    told = log.model.value
     try:
-        return find_model(str(told)), str(told)
+        return find_model(told), told
     except UsageError:
         return None, f"no model: {told} is neither here nor in the catalogue; give its config.json before --from-log"
-
-
-def _from_facts(log: StartupLog) -> dict[str, Any]:
-    """Flags that other lines tell."""
-    found: dict[str, Any] = {}
-    said, refusal = log.get("concurrency"), log.get("refusal")
-    if said is not None:
-        found["max_model_len"] = said[0]
-    elif refusal is not None:
-        found["max_model_len"] = refusal[0]
-    batched = log.get("max_num_batched_tokens")
-    if batched is not None:
-        found["max_num_batched_tokens"] = batched
-    override = log.get("override")
-    if override is not None:
-        found["num_gpu_blocks_override"] = override[1]
-    return found
-
-
-def _known_flags(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the arguments that a plan knows and can use."""
-    known = EngineFlags.__dataclass_fields__
-    found: dict[str, Any] = {}
-    for name, value in given.items():
-        if name not in known or value is None:
-            continue
-        try:
-            EngineFlags.from_mapping({name: value})
-        except UsageError:
-            continue
-        found[name] = value
-    return found

@@ -226,7 +226,7 @@ def _bytes_per_token(log: StartupLog) -> Iterator[Finding]:
                 high = size.high_bytes / reading.num_blocks
                 text += f" A block of all groups takes {low:,.0f} to {high:,.0f} bytes."
                 numbers |= {"low_bytes_per_block": low, "high_bytes_per_block": high}
-            yield Finding("bytes per token", "means", text, numbers, lines)
+            yield Finding("bytes per token", "says", text, numbers, lines)
         return
     if not blocks:
         return
@@ -238,7 +238,7 @@ def _bytes_per_token(log: StartupLog) -> Iterator[Finding]:
     shown = f" ({kib[0]} KiB is {kib[0] * 1024:,})" if len(kib) == 1 else ""
     yield Finding(
         "bytes per token",
-        "means",
+        "says",
         f"{gib_text(size)} / {blocks:,} blocks of {span} tokens: a token takes {low:,.0f} to {high:,.0f} bytes per "
         f"worker{shown}, a block about {bytes_text((low + high) / 2 * span / ranks)}. For plain attention that "
         "is 2 x layers x KV heads x head size x bytes of a value.",

@@ -57,7 +57,7 @@ def _length(log: StartupLog, fact: Fact[Refusal]) -> Iterator[Finding]:
             {"needed_gib": needed.gib, "available_gib": available.gib},
             lines_of(fact),
         )
-    if refusal.estimated:
+    if refusal.estimated and needed.low_bytes > 0 and available.high_bytes > 0:
         yield _estimate(refusal, needed, available, fact)
     yield from _against_ranks(log, fact)
     stages = log.flags.pipeline_parallel_size

@@ -15,8 +15,8 @@ from kvblocks.sizing.logs.formula import HALF_CENT, MAX_GROUPS
 class PlanFacts(Protocol):
     """What of a plan is compared. None means that the plan has no such figure (it refuses, say).
 
-    `bytes_per_block` is one number, or one per pipeline stage. `available_bytes` and `needed_bytes_max_len` are of one
-    worker; `num_blocks` counts the null block.
+    `bytes_per_block` and `needed_bytes_max_len` are one number, or one per pipeline stage. `available_bytes` is of one
+    worker, with the null block or without (a plan's `memory_bytes` goes before it); `num_blocks` counts the null block.
     """
 
     @property
@@ -32,7 +32,7 @@ class PlanFacts(Protocol):
     @property
     def available_bytes(self) -> int | None: ...
     @property
-    def needed_bytes_max_len(self) -> int | None: ...
+    def needed_bytes_max_len(self) -> int | Sequence[int] | None: ...
     @property
     def estimated_max_model_len(self) -> int | None: ...
     @property
@@ -49,7 +49,7 @@ class PlanNumbers:
     block_size: int | None = None
     bytes_per_block: int | Sequence[int] | None = None
     available_bytes: int | None = None
-    needed_bytes_max_len: int | None = None
+    needed_bytes_max_len: int | Sequence[int] | None = None
     estimated_max_model_len: int | None = None
     max_model_len: int | None = None
 
@@ -96,17 +96,18 @@ def _block_size(log: StartupLog, facts: PlanFacts) -> Iterator[Finding]:
 
 def _available(log: StartupLog, facts: PlanFacts) -> Iterator[Finding]:
     printed = log.available
-    if printed is None or facts.available_bytes is None:
+    planned = getattr(facts, "memory_bytes", None) or facts.available_bytes
+    if printed is None or planned is None:
         return
-    gap = facts.available_bytes / GIB - printed.value.gib
-    same = printed.value.contains(facts.available_bytes)
+    gap = planned / GIB - printed.value.gib
+    same = printed.value.contains(planned)
     share = f" ({abs(gap) / printed.value.gib:.1%})" if printed.value.gib > 0 else ""
     yield Finding(
         "available",
         "agrees" if same else "disagrees",
-        f"{gib_text(printed.value)} for the cache in the log, {bytes_text(facts.available_bytes)} in the plan"
+        f"{gib_text(printed.value)} for the cache in the log, {bytes_text(planned)} in the plan"
         + ("." if same else f": {abs(gap):.2f} GiB{share} {'more' if gap > 0 else 'less'}."),
-        {"log_gib": printed.value.gib, "plan_bytes": facts.available_bytes},
+        {"log_gib": printed.value.gib, "plan_bytes": planned},
         lines_of(printed),
     )
 
@@ -149,10 +150,14 @@ def _cache(log: StartupLog, facts: PlanFacts, same_length: bool) -> Iterator[Fin
 
 def _bytes_per_block(facts: PlanFacts) -> int | None:
     """Bytes of a block of the stage that has the most: it has the fewest blocks."""
-    given = facts.bytes_per_block
-    if given is None or isinstance(given, int):
-        return given or None
-    return max(given, default=0) or None
+    return max(_stages(facts.bytes_per_block), default=0) or None
+
+
+def _stages(given: int | Sequence[int] | None) -> tuple[int, ...]:
+    """A figure of each pipeline stage."""
+    if given is None:
+        return ()
+    return (given,) if isinstance(given, int) else tuple(given)
 
 
 def _blocks(log: StartupLog, facts: PlanFacts) -> tuple[int, int] | None:
@@ -238,18 +243,23 @@ def _refusal(log: StartupLog, facts: PlanFacts, fact: Fact[Refusal]) -> Iterator
     refusal = fact.value
     needed, available, lines = refusal.needed, refusal.available, lines_of(fact)
     size = _bytes_per_block(facts)
-    if needed and facts.needed_bytes_max_len is not None:
-        fits = needed.contains(facts.needed_bytes_max_len)
-        # The plan's figure is of the stage that needs the most; all stages together needed at least as much.
-        stages = log.flags.pipeline_parallel_size > 1 and needed.gib * GIB > facts.needed_bytes_max_len * 1.2
+    stages = _stages(facts.needed_bytes_max_len)
+    if needed and stages:
+        fits = any(needed.contains(stage) for stage in stages)
+        together = len(stages) > 1 and abs(sum(stages) / GIB - needed.gib) <= needed.half * (len(stages) + 1)
+        shown = " and ".join(bytes_text(stage) for stage in stages)
+        text = f"{gib_text(needed)} for one request in the log, {shown} in the plan"
+        if not fits and together:
+            text += f": the log's figure is of all {len(stages)} pipeline stages together."
+        elif not fits:
+            text += f": {abs(needed.gib - max(stages) / GIB):.2f} GiB apart."
         yield Finding(
             "needed",
             "agrees" if fits else "disagrees",
-            f"{gib_text(needed)} for one request in the log, {bytes_text(facts.needed_bytes_max_len)} in the plan"
-            + ("." if fits else f": {abs(needed.gib - facts.needed_bytes_max_len / GIB):.2f} GiB apart."),
-            {"log_gib": needed.gib, "plan_bytes": facts.needed_bytes_max_len},
+            text if not fits else f"{text}.",
+            {"log_gib": needed.gib, "plan_bytes": stages},
             lines,
-            STAGES_UNCHECKED if stages and not fits else None,
+            STAGES_UNCHECKED if together and not fits else None,
         )
     if (
         available
@@ -258,10 +268,10 @@ def _refusal(log: StartupLog, facts: PlanFacts, fact: Fact[Refusal]) -> Iterator
         and facts.available_bytes is not None
     ):
         block, span = size or 0, facts.block_size or 16
-        near = available.low_bytes - 1 <= facts.available_bytes <= available.high_bytes + block + 1
+        near = available.low_bytes - block - 1 <= facts.available_bytes <= available.high_bytes + block + 1
         if not near or not size:
             return
-        slack = (2 * available.half * GIB / size + 1) * span
+        slack = (2 * available.half * GIB / size + 2) * span  # one block may be the null block
         gap = refusal.estimated - facts.estimated_max_model_len
         yield Finding(
             "estimated length",

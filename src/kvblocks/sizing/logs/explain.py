@@ -34,7 +34,7 @@ def _which(log: StartupLog) -> Iterator[Finding]:
     if others:
         yield Finding(
             "starts",
-            "means",
+            "says",
             f"The file holds {len(log.starts)} starts; {log.start} was read. Others: "
             + "; ".join(str(start) for start in others[-5:])
             + (" and earlier ones." if len(others) > 5 else "."),
@@ -43,7 +43,7 @@ def _which(log: StartupLog) -> Iterator[Finding]:
     if log.errors:
         yield Finding(
             "errors",
-            "means",
+            "says",
             f"The start printed {len(log.errors)} error{'s' if len(log.errors) > 1 else ''}; the first: "
             f"{log.errors[0].value}",
             {"errors": len(log.errors)},
@@ -66,14 +66,14 @@ def _memory(log: StartupLog) -> Iterator[Finding]:
             f"{size} of each worker's device are left for the cache: device memory x gpu_memory_utilization, less "
             "weights, less the peak of a trial run with max_num_batched_tokens tokens, less what else is in use."
         )
-    yield Finding("available", "means", text, {"available_gib": available.value.gib}, lines_of(available))
+    yield Finding("available", "says", text, {"available_gib": available.value.gib}, lines_of(available))
     workers = log.flags.tensor_parallel_size * log.flags.pipeline_parallel_size
     if len(stating) > 1:
         facts = [fact for rank in stating if (fact := rank.reserved or rank.available)]
         most = max(fact.value.gib for fact in facts)
         yield Finding(
             "ranks",
-            "means",
+            "says",
             f"{len(stating)} workers state {size} to {most:.2f} GiB. All must hold the same block numbers, so the one "
             "with the fewest blocks decides for all; what the others have more is not used."
             if most > available.value.gib
@@ -84,7 +84,7 @@ def _memory(log: StartupLog) -> Iterator[Finding]:
     elif workers > 1:
         yield Finding(
             "ranks",
-            "means",
+            "says",
             f"The engine ran {workers} workers and one of them states its memory. The worker with the fewest blocks "
             "decides for all, so the cache can be smaller than this figure gives.",
             {"ranks": 1, "workers": workers},
@@ -97,7 +97,7 @@ def _memory(log: StartupLog) -> Iterator[Finding]:
         far = bool(taken) and most_fact.value.gib > 2 * max(*taken, 0.25)
         yield Finding(
             "graphs",
-            "suspect" if far else "means",
+            "suspect" if far else "says",
             f"{gib_text(most_fact.value)} were set aside for CUDA graphs before the cache was sized"
             + (f"; capturing them took {max(taken):.2f} GiB." if taken else "."),
             {"estimated_gib": most_fact.value.gib, "taken_gib": max(taken) if taken else None},
@@ -114,7 +114,7 @@ def _blocks(log: StartupLog) -> Iterator[Finding]:
         )
         yield Finding(
             "block size",
-            "means",
+            "says",
             f"A block holds {tokens_text(fact.value)}{why}. Prefix hits come in whole blocks, and a request leaves up "
             "to a block unused in each group.",
             {"block_size_tokens": fact.value},
@@ -123,7 +123,7 @@ def _blocks(log: StartupLog) -> Iterator[Finding]:
     if log.mamba_padding:
         yield Finding(
             "state padding",
-            "means",
+            "says",
             f"Each state is padded by {log.mamba_padding.value:g} % to the size of a block; that share is not used.",
             {"percent": log.mamba_padding.value},
             lines_of(log.mamba_padding),
@@ -131,7 +131,7 @@ def _blocks(log: StartupLog) -> Iterator[Finding]:
     for padding in log.layer_padding:
         yield Finding(
             "layer padding",
-            "means",
+            "says",
             f"{padding.value.layers} layers that do not exist were added to a kind of layer so that all groups have "
             f"the same number; at most {padding.value.percent:g} % of the memory of that kind is not used.",
             {"layers": padding.value.layers, "percent": padding.value.percent},
@@ -141,7 +141,7 @@ def _blocks(log: StartupLog) -> Iterator[Finding]:
         value = log.override.value
         yield Finding(
             "override",
-            "means",
+            "says",
             f"num_gpu_blocks_override={value.blocks} took the place of the {value.profiled:,} blocks that memory "
             f"allows; {value.blocks - 1:,} can be used, as block 0 is the null block.",
             {"profiled_blocks": value.profiled, "blocks": value.blocks},
@@ -151,7 +151,7 @@ def _blocks(log: StartupLog) -> Iterator[Finding]:
         fit = log.auto_fit.value
         yield Finding(
             "automatic length",
-            "means",
+            "says",
             f"max_model_len was {'lowered from ' + tokens_text(fit.before) if fit.after < fit.before else 'kept'} "
             f"at {tokens_text(fit.after)}: the longest request that the cache can hold alone.",
             {"before_tokens": fit.before, "after_tokens": fit.after},
@@ -167,7 +167,7 @@ def _cache(log: StartupLog) -> Iterator[Finding]:
     if len({c.process.partition(" pid=")[0] for c in log.caches if "DP" in c.process}) > 1:
         yield Finding(
             "engines",
-            "means",
+            "says",
             "Several data-parallel engines state a cache of their own; the figures are of one engine, the smallest.",
             {"caches": len(log.caches)},
             tuple(line for c in log.caches for line in c.lines),
@@ -177,7 +177,7 @@ def _cache(log: StartupLog) -> Iterator[Finding]:
         size = log.block_size or 16
         yield Finding(
             "blocks",
-            "means",
+            "says",
             f"The cache has {blocks:,} blocks; with blocks of {size} tokens that is {tokens_text(blocks * size)}.",
             {"num_blocks": blocks, "block_size_tokens": size, "tokens": blocks * size},
             lines_of(cache.num_blocks),
@@ -189,7 +189,7 @@ def _cache(log: StartupLog) -> Iterator[Finding]:
         charged = _is_encoder_decoder(log) and (log.release is None or log.release >= (0, 12))
         yield Finding(
             "concurrency",
-            "means",
+            "says",
             f"{times:.2f} requests fit if each has the full {tokens_text(length)} (max_model_len) and shares nothing. "
             "It limits nothing: shorter requests fit more often, further ones wait or are preempted, and max_num_seqs "
             "is a limit of its own. It counts the null block, which no request can use.",
@@ -224,7 +224,7 @@ def _tokens(log: StartupLog, cache: CacheSize, tokens: Fact[int]) -> Finding:
     else:
         bug = OLD_TOKENS
         if reading.groups is None:
-            return Finding("tokens", "means", f"{said}. {_OLD_FORMULA}", numbers, lines_of(tokens), bug)
+            return Finding("tokens", "says", f"{said}. {_OLD_FORMULA}", numbers, lines_of(tokens), bug)
         blocks, groups, needed = reading.num_blocks or 0, reading.groups or 0, reading.blocks_per_request or 0
         numbers |= {"num_blocks": blocks, "groups": groups, "blocks_per_request": needed}
         text = (
@@ -232,7 +232,7 @@ def _tokens(log: StartupLog, cache: CacheSize, tokens: Fact[int]) -> Finding:
             f"do not share evenly: a request of full length takes {needed} blocks in all, so the cache holds what the "
             "concurrency says."
         )
-    return Finding("tokens", "means", text, numbers, lines_of(tokens), bug)
+    return Finding("tokens", "says", text, numbers, lines_of(tokens), bug)
 
 
 def _is_encoder_decoder(log: StartupLog) -> bool:
@@ -245,7 +245,7 @@ def _refusals(log: StartupLog) -> Iterator[Finding]:
     """Why there is no cache."""
     for fact in log.refusals:
         text, bug = _refusal(log, fact.value)
-        yield Finding("refusal", "means", text, {"kind": fact.value.kind}, lines_of(fact), bug)
+        yield Finding("refusal", "says", text, {"kind": fact.value.kind}, lines_of(fact), bug)
 
 
 def _refusal(log: StartupLog, refusal: Refusal) -> tuple[str, KnownBug | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from kvblocks.sizing.flags import GIB, EngineFlags
@@ -233,6 +233,10 @@ class StartupLog:
             return self.block_sizes[-1].value
         return self.flags.block_size
 
+    def to_dict(self) -> dict[str, Any]:
+        """The facts as JSON would have it; what the log does not say is left out."""
+        return {name: value for name, value in _plain(self).items() if value not in (None, [], {})}
+
     @property
     def release(self) -> tuple[int, int] | None:
         """Major and minor version; None when the log does not say or the build has no number."""
@@ -251,6 +255,17 @@ def release_of(version: str) -> tuple[int, int] | None:
 def lines_of(*facts: Fact[Any] | None) -> tuple[int, ...]:
     """The lines of the facts that are there, in order and without repeats."""
     return tuple(sorted({fact.line for fact in facts if fact is not None}))
+
+
+def _plain(value: Any) -> Any:
+    """Data of lists, mappings and plain values."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {part.name: _plain(getattr(value, part.name)) for part in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if isinstance(value, (frozenset, set)):
+        return sorted(value)
+    return [_plain(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 _NO_FACT: Fact[int] = Fact(0, 0, "")

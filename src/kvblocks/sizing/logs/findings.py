@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from kvblocks.sizing.flags import GIB
 from kvblocks.sizing.logs.facts import Gib
 
-Verdict = Literal["means", "agrees", "disagrees", "suspect"]
-"""`means`: what a line says. `agrees`, `disagrees`: two figures do or do not fit. `suspect`: they fit, yet what they
-say together will not work, or is a known fault of the engine."""
+Verdict = Literal["says", "agrees", "disagrees", "suspect", "unknown"]
+"""`says`: what a line means. `agrees`, `disagrees`: two figures do or do not fit. `suspect`: they fit, yet what they
+say together will not work, or is a known fault of the engine. `unknown`: there was nothing to compare with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,10 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.topic}: {self.text}" + (f" Known: {self.bug}." if self.bug else "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The finding as JSON would have it."""
+        return {**asdict(self), "numbers": dict(self.numbers), "lines": list(self.lines)}
 
 
 OVERRIDE_IGNORED = KnownBug(

@@ -7,6 +7,7 @@ Other prefixes (`vllm-1  | `, a date of syslog) need no unwrapping: forms are lo
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from typing import IO, Any
 
 from kvblocks.errors import UsageError
 
-LogSource = str | os.PathLike[str] | Iterable[str] | Iterable[bytes]
+LogSource = str | os.PathLike[str] | Iterable[str] | Iterable[bytes] | Iterable[str | bytes]
 MAX_LINE = 1 << 20
 """Characters after which a line without an end is cut, so that a file without line ends needs no memory."""
 
@@ -54,17 +55,19 @@ def name_of(source: LogSource) -> str:
     return str(getattr(source, "name", "log"))
 
 
-def read_lines(source: LogSource) -> Iterator[Line]:
+def read_lines(source: LogSource, name: str = "log") -> Iterator[Line]:
     """The lines of a file, or of an iterable of lines (an open file, standard input, a list).
 
-    Raises UsageError naming the path when it is no file that can be read as text.
+    Raises UsageError naming the source when it cannot be read as text.
     """
     if isinstance(source, (str, os.PathLike)):
         yield from _unwrapped(_lines_of_file(Path(source)))
     elif isinstance(source, (bytes, bytearray)) or not isinstance(source, Iterable):
-        raise UsageError(f"log={type(source).__name__}: give the path of a log, or its lines (text.splitlines())")
+        raise UsageError(
+            f"{name}: is {type(source).__name__}; give the path of a log, or its lines (text.splitlines())"
+        )
     else:
-        yield from _unwrapped(_lines_of_iterable(source))
+        yield from _unwrapped(_lines_of_iterable(source, name))
 
 
 def process_before(text: str, position: int) -> str:
@@ -92,15 +95,15 @@ def _lines_of_file(path: Path) -> Iterator[str]:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _encoding(path: Path, sample: bytes) -> str:
-    """How to decode a file that begins with `sample`. Raises UsageError when it is no text."""
+def _encoding(name: str | Path, sample: bytes) -> str:
+    """How to decode what begins with `sample`. Raises UsageError when it is no text."""
     for magic, what in _MAGIC.items():
         if sample.startswith(magic):
-            raise UsageError(f"{path}: is {what}")
+            raise UsageError(f"{name}: is {what}")
     if sample.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "utf-16"  # what a redirect in PowerShell writes
     if b"\0" in sample:
-        raise UsageError(f"{path}: is a binary file, not a log; name the text that vLLM printed while it started")
+        raise UsageError(f"{name}: is a binary file, not a log; name the text that vLLM printed while it started")
     return "utf-8-sig"
 
 
@@ -110,18 +113,28 @@ def _bounded(text: IO[str]) -> Iterator[str]:
         yield line
 
 
-def _lines_of_iterable(source: Iterable[Any]) -> Iterator[str]:
+def _lines_of_iterable(source: Iterable[Any], name: str) -> Iterator[str]:
     """The lines of an iterable, decoded where they are bytes."""
+    decoder: codecs.IncrementalDecoder | None = None
+    held = ""
     try:
-        for line in source:
-            if isinstance(line, (bytes, bytearray)):
-                yield bytes(line).decode("utf-8", "replace")
-            elif isinstance(line, str):
+        for number, line in enumerate(source):
+            if isinstance(line, str):
                 yield line
-            else:
-                raise UsageError(f"log line {line!r:.60} must be text, not {type(line).__name__}")
+            elif not isinstance(line, (bytes, bytearray)):
+                raise UsageError(f"{name}: line {line!r:.60} must be text, not {type(line).__name__}")
+            elif number == 0 and _encoding(name, bytes(line[:_SAMPLE])) == "utf-16":
+                decoder = codecs.getincrementaldecoder("utf-16")("replace")
+                held = decoder.decode(bytes(line))
+            elif decoder is None:
+                yield bytes(line).decode("utf-8", "replace")
+            else:  # lines of bytes are cut in the middle of a character here
+                *whole, held = (held + decoder.decode(bytes(line))).split("\n")
+                yield from whole
     except UnicodeDecodeError as error:
-        raise UsageError(f"{name_of(source)}: is not text: {error.reason}; open it with errors='replace'") from None
+        raise UsageError(f"{name}: is not text: {error.reason}; open it with errors='replace'") from None
+    if held:
+        yield held
 
 
 def _unwrapped(lines: Iterable[str]) -> Iterator[Line]:

@@ -17,8 +17,12 @@ _MAX_JOINED = 6
 """Lines over which a terminal may have wrapped a refusal."""
 
 
-def read_log(source: str | os.PathLike[str] | Iterable[str] | Iterable[bytes]) -> StartupLog:
+def read_log(
+    source: str | os.PathLike[str] | Iterable[str] | Iterable[bytes] | Iterable[str | bytes], name: str | None = None
+) -> StartupLog:
     """The facts of a start-up log: a file's path, or the lines of one (an open file, standard input, a list).
+
+    name: what to call the source in messages, where it is not a path.
 
     The file is streamed. Of several starts the last one that states a cache size or a refusal is read; without any,
     the last that states memory or an error; else the last. The others are in `starts`.
@@ -27,7 +31,8 @@ def read_log(source: str | os.PathLike[str] | Iterable[str] | Iterable[bytes]) -
     """
     builders: list[StartBuilder] = []
     count = 0
-    for line, match in _matches(source):
+    name = name if name is not None else name_of(source)
+    for line, match in _matches(source, name):
         count = max(count, line.number)
         if match is None:
             continue
@@ -35,19 +40,19 @@ def read_log(source: str | os.PathLike[str] | Iterable[str] | Iterable[bytes]) -
         if not builders or builders[-1].begins_another(match, process):
             if len(builders) == _MAX_STARTS:
                 raise UsageError(
-                    f"{name_of(source)}: has more than {_MAX_STARTS} starts by line {line.number}; "
+                    f"{name}: has more than {_MAX_STARTS} starts by line {line.number}; "
                     "give the part of the log that holds the one in question"
                 )
             builders.append(StartBuilder(line.number))
         builders[-1].take(match, line.number, process)
     if not builders:
         raise UsageError(
-            f"{name_of(source)}: has no line that vLLM prints while it starts ({count} lines read); looked for "
+            f"{name}: has no line that vLLM prints while it starts ({count} lines read); looked for "
             + ", ".join(repr(words) for words in LOOKED_FOR)
         )
     starts = tuple(builder.start(number) for number, builder in enumerate(builders, 1))
     chosen = _chosen(builders)
-    return builders[chosen].build(name_of(source), count, starts[chosen], starts)
+    return builders[chosen].build(name, count, starts[chosen], starts)
 
 
 def _chosen(builders: list[StartBuilder]) -> int:
@@ -63,10 +68,10 @@ def _chosen(builders: list[StartBuilder]) -> int:
     raise AssertionError("there is at least one start")
 
 
-def _matches(source: Any) -> Iterator[tuple[Line, Match | None]]:
+def _matches(source: Any, name: str) -> Iterator[tuple[Line, Match | None]]:
     """Every form of every line; with None at least once per line, so that lines can be counted."""
     wrapped = _Wrapped()
-    for line in read_lines(source):
+    for line in read_lines(source, name):
         yield from wrapped.add(line)
         if is_unfinished_refusal(line.text):
             yield from wrapped.begin(line)
