@@ -119,7 +119,7 @@ def _cache(log: StartupLog, facts: PlanFacts, same_length: bool) -> Iterator[Fin
     if cache is None or blocks is None:
         return
     low, high = blocks
-    lines = (*cache.lines, *lines_of(log.available))
+    lines = tuple(sorted({*cache.lines, *lines_of(log.available)}))
     if cache.num_blocks:
         yield _within("blocks", cache.num_blocks, low, high, lines)
     elif log.override and span:
@@ -201,7 +201,7 @@ def _tokens(log: StartupLog, facts: PlanFacts, tokens: Fact[int], needed: float,
     given = getattr(facts, "groups", None)
     counts = [len(given)] if isinstance(given, Sequence) and given else range(2, MAX_GROUPS + 1)
     value = tokens.value
-    lines = (tokens.line, *lines_of(log.available))
+    lines = lines_of(tokens, log.available)
     numbers: dict[str, object] = {"log": value, "low": ranges["concurrency"][0], "high": ranges["concurrency"][1]}
     for formula, (least, most) in ranges.items():
         if least <= value <= most:

@@ -53,6 +53,12 @@ def _which(log: StartupLog) -> Iterator[Finding]:
 
 def _memory(log: StartupLog) -> Iterator[Finding]:
     """Where the memory for the cache comes from."""
+    loaded = [rank.weights for rank in log.ranks if rank.weights]
+    if loaded:
+        least, most = (bound(fact.value.gib for fact in loaded) for bound in (min, max))
+        text = f"Loading the model took {least:.2f} GiB" + (f" to {most:.2f} GiB" if most > least else "")
+        text += f" on each of {len(loaded)} workers." if len(loaded) > 1 else "."
+        yield Finding("weights", "says", text, {"least_gib": least, "most_gib": most}, lines_of(*loaded))
     available = log.available
     if available is None:
         return
@@ -192,7 +198,8 @@ def _cache(log: StartupLog) -> Iterator[Finding]:
             "says",
             f"{times:.2f} requests fit if each has the full {tokens_text(length)} (max_model_len) and shares nothing. "
             "It limits nothing: shorter requests fit more often, further ones wait or are preempted, and max_num_seqs "
-            "is a limit of its own. It counts the null block, which no request can use.",
+            "is a limit of its own."
+            + ("" if log.engine == "V0" else " It counts the null block, which no request can use."),
             {"concurrency": times, "length_tokens": length},
             lines_of(cache.concurrency),
             CROSS_ATTENTION if charged else None,

@@ -90,10 +90,11 @@ def _of_groups(tokens: int, length: int, concurrency: float, spans: tuple[int, .
 
 
 def spans_of(log: StartupLog) -> tuple[int, ...]:
-    """Tokens of a block that the log allows: what it states, else the usual ones; times the context-parallel ranks."""
+    """Tokens of a block that the log allows, one at least: what it states, else the usual; over a context's ranks."""
     ranks = log.context_parallel.value if log.context_parallel else 1
     sizes = (log.block_size,) if log.block_size else USUAL_BLOCK_SIZES
-    return tuple(size * max(ranks, 1) for size in sizes if 0 < size * max(ranks, 1) < 1 << 40)
+    found = tuple(size * max(ranks, 1) for size in sizes if 0 < size * max(ranks, 1) < 1 << 40)
+    return found or USUAL_BLOCK_SIZES
 
 
 def has_several_groups(log: StartupLog) -> bool:
