@@ -81,10 +81,11 @@ def test_the_bytes_of_a_token_of_every_public_log_of_one_kind_are_found() -> Non
             continue
         if "num_gpu_blocks_override" in entry["flags"]:
             continue
-        (finding,) = [f for f in check(read_log(lines_of(entry))) if f.topic == "bytes per token"] or [None]
-        if finding is None:
+        prices = [finding for finding in check(read_log(lines_of(entry))) if finding.topic == "bytes per token"]
+        if not prices:
             assert entry["id"] in WRONG
             continue
+        (finding,) = prices
         low, high = finding.numbers["low_bytes"], finding.numbers["high_bytes"]
         assert low <= entry["bytes_per_token_per_rank"] <= high * 1.000001, entry["id"]
         found += 1

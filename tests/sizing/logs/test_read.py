@@ -82,6 +82,22 @@ def test_arguments_become_flags_and_what_is_not_understood_is_named() -> None:
     assert log.max_model_len.value == 5000
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "INFO non-default args: {'api_key': ['sk-1234', 'sk-5678'], 'hf_token': 'hf_abc', 'model': 'm'}",
+        "INFO args: Namespace(model='m', api_key='sk-1234', hf_token=hf_abc, allowed_origins=['*'])",
+    ],
+)
+def test_keys_that_a_log_prints_are_not_passed_on(line: str) -> None:
+    log = read_log([line])
+    assert log.model is not None
+    assert log.model.value == "m"
+    shown = json.dumps(log.to_dict())
+    assert "***" in shown
+    assert not any(secret in shown for secret in ("sk-", "hf_abc"))
+
+
 def test_a_speculative_config_is_found_in_the_engine_s_summary_alone() -> None:
     line = (
         "Initializing a V1 LLM engine (v0.29.0) with config: model='m', "
@@ -330,6 +346,27 @@ def test_vllm_s_own_json_names_the_process() -> None:
     assert log.ranks[0].name == "EngineCore_DP0 pid=7"
 
 
+def test_the_memory_of_a_cpu_is_measured_or_given() -> None:
+    auto = "INFO Auto set (30.5/125.6) GiB for KV cache on node 0, with 50.24 GiB requested memory for the worker."
+    rank = read_log([auto]).ranks[0]
+    assert rank.available is not None
+    assert (rank.available.value.gib, rank.reserved) == (30.5, None)
+    rank = read_log(["INFO Explicitly set (8.0/125.6) GiB for KV cache on node 0."]).ranks[0]
+    assert rank.reserved is not None
+    assert (rank.reserved.value.gib, rank.available) == (8.0, None)
+
+
+def test_memory_that_was_given_is_read_as_such() -> None:
+    line = (
+        "INFO Initial free memory 31.17 GiB, reserved 3.0 GiB memory for KV Cache as specified by kv_cache_memory_bytes"
+    )
+    log = read_log([line])
+    assert log.available is not None
+    assert log.available.value.gib == 3.0
+    assert log.ranks[0].free is not None
+    assert log.ranks[0].free.value.gib == 31.17
+
+
 def test_interleaved_ranks_keep_their_own_terms_and_the_least_memory_counts() -> None:
     sizes = ["18.69", "18.61", "17.02", "18.69"]
     lines = [f"(VllmWorker rank={i} pid={40 + i}) INFO Model loading took 15.27 GiB and 3.2 seconds" for i in range(4)]
@@ -363,8 +400,9 @@ def test_an_open_file_a_path_and_lines_give_the_same(tmp_path: Path) -> None:
     path = tmp_path / "vllm.log"
     path.write_text("\n".join(lines), encoding="utf-8")
     logs = [read_log(path), read_log(str(path)), read_log(lines), read_log(io.BytesIO(path.read_bytes()))]
+    logs.append(read_log([line.encode() for line in lines], "standard input"))
     assert len({log.cache for log in logs}) == 1
-    assert logs[0].source == str(path)
+    assert [log.source for log in logs] == [str(path), str(path), "log", "log", "standard input"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le"])
@@ -373,7 +411,12 @@ def test_a_byte_order_mark_is_understood(tmp_path: Path, encoding: str) -> None:
     path = tmp_path / "vllm.log"
     mark = "\ufeff" if encoding == "utf-16-le" else ""
     path.write_bytes((mark + "\r\n".join(two_lines(Numbers(), "0.11.2"))).encode(encoding))
-    assert read_log(path).status == "ready"
+    with path.open("rb") as file:
+        logs = read_log(path), read_log(file)
+    for log in logs:
+        assert log.status == "ready"
+        assert log.ready is not None
+        assert log.ready.line == 10
 
 
 def test_what_is_no_log_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -391,6 +434,9 @@ def test_what_is_no_log_is_refused_with_what_to_do(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(UsageError, match=words):
             read_log(tmp_path / name)
+        if name in ("binary", "log.gz"):
+            with (tmp_path / name).open("rb") as file, pytest.raises(UsageError, match=words):
+                read_log(file)
     for wrong, words in ((b"bytes", "splitlines"), (7, "splitlines"), ([3], "must be text"), ("a\nb", "splitlines")):
         with pytest.raises(UsageError, match=words):
             read_log(wrong)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar
 
 from kvblocks.sizing.logs.facts import Fact, Gib, Refusal, RefusalKind
@@ -11,13 +12,23 @@ T = TypeVar("T")
 MAX_TEXT = 300
 """Characters of a line that a fact keeps."""
 
+_SECRET = frozenset(("api_key", "hf_token", "token", "password"))
+_SECRET_TEXT = re.compile(
+    rf"""(\b(?:{"|".join(sorted(_SECRET))})['"]?\s*[:=]\s*)(?!None)(?:\[[^\]]*\]|'[^']*'|"[^"]*"|[^,)}}]+)"""
+)
+
 _COUNTS = {"length": "max_model_len", "estimated": "estimated", "capacity": "capacity", "seqs": "max_num_seqs"}
 """Whole numbers of a refusal's form, and the fields of `Refusal` that they are."""
 
 
 def fact_of(value: T, match: Match, line: int, process: str) -> Fact[T]:
     """The value with the words that it came from."""
-    return Fact(value, line, match.text[:MAX_TEXT], process)
+    return Fact(value, line, _SECRET_TEXT.sub(r"\1***", match.text)[:MAX_TEXT], process)
+
+
+def without_secrets(given: dict[str, Any]) -> dict[str, Any]:
+    """Arguments, with keys and tokens masked: versions before 0.32 print them."""
+    return {name: "***" if name in _SECRET and value else value for name, value in given.items()}
 
 
 def content_of(match: Match) -> str:

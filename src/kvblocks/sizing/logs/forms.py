@@ -116,9 +116,14 @@ FORMS = (
         r"Actual usage(?: is|:) (?P<terms>.*)",
     ),
     _form(
-        "cpu-cache",
+        "available",
         "GiB for KV cache on node",
-        r"(?:Auto|Explicitly) set \((?P<reserved>%G)/(?P<total>%G)\) GiB for KV cache",
+        r"Auto set \((?P<available>%G)/(?P<total>%G)\) GiB for KV cache on node",
+    ),
+    _form(
+        "reserved",
+        "GiB for KV cache on node",
+        r"Explicitly set \((?P<reserved>%G)/(?P<total>%G)\) GiB for KV cache on node",
     ),
     # The answer.
     _form(

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from kvblocks.sizing.logs.arguments import flags_of
-from kvblocks.sizing.logs.convert import MAX_TEXT, content_of, distinct, fact_of, gib_of, refusal_of
+from kvblocks.sizing.logs.convert import MAX_TEXT, content_of, distinct, fact_of, gib_of, refusal_of, without_secrets
 from kvblocks.sizing.logs.facts import (
     AutoFit,
     CacheSize,
@@ -192,9 +192,12 @@ class StartBuilder:
                 return Fact(fact.value.max_model_len, fact.line, fact.text, fact.process)
         if "max-model-len" in self._facts:
             return self._facts["max-model-len"]
-        config = self._facts.get("config")
-        tokens = config.value.get("max_seq_len") if config else None
-        return Fact(tokens, config.line, config.text) if config and isinstance(tokens, int) else None
+        for name, key in (("config", "max_seq_len"), ("arguments", "max_model_len")):
+            given = self._facts.get(name)
+            tokens = given.value.get(key) if given else None
+            if given and isinstance(tokens, int) and tokens > 0:
+                return Fact(tokens, given.line, given.text, given.process)
+        return None
 
     # Each takes the forms whose name begins like it.
 
@@ -211,7 +214,7 @@ class StartBuilder:
             given = read_mapping(match.groups["mapping"])
         else:
             given = read_keywords(match.groups["keywords"])
-        self._facts["arguments"] = fact_of(given, match, line, process)
+        self._facts["arguments"] = fact_of(without_secrets(given), match, line, process)
 
     def _take_engine(self, match: Match, line: int, process: str) -> None:
         self._facts["version"] = fact_of(match.groups["version"], match, line, process)
