@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from kvblocks.errors import IntegrityError, PoolError, UsageError
+from kvblocks.errors import IntegrityError, PoolError, RequestError, UsageError
 from kvblocks.kinds import CachedRun, CacheGroup, Demand, KVCacheSpec, PrefixLookup, make_groups
 from kvblocks.manager.blocks import BlockCopy, DecodeSlots, KVCacheBlocks, PrefixHit
 from kvblocks.manager.misuse import check_allocation, check_cache
@@ -40,6 +40,9 @@ class KVCacheManager:
         eagle_groups: Collection[int] = (),
         retention_interval: int | None = 0,
         fine_hits: bool = False,
+        num_prefill_lookahead: int = 0,
+        zeroed_groups: Collection[int] = (),
+        hand_off_states: bool = False,
         watermark: float = 0.0,
         policy: EvictionPolicy | None = None,
         observer: Observer | None = None,
@@ -56,6 +59,9 @@ class KVCacheManager:
             known junction, n also every n-th token, None all.
         fine_hits: whether a hit may end inside a block, on a hash unit; its last block is then copied before it is
             written (`take_kv_cache_block_copies`).
+        num_prefill_lookahead: tokens that chained draft modules read ahead; the last but one of them are not cached.
+        zeroed_groups: groups whose new blocks the engine zeroes; `take_new_block_ids` says which.
+        hand_off_states: whether `take_handed_states` is called every step, to store states elsewhere.
         watermark: share of the blocks that the admission of a request leaves free while others run.
 
         Raises UsageError naming the argument and the fix.
@@ -77,6 +83,9 @@ class KVCacheManager:
             retention_interval=retention_interval,
             fine_hits=fine_hits,
             observed=observer is not None,
+            num_prefill_lookahead=num_prefill_lookahead,
+            zeroed_groups=zeroed_groups,
+            hand_off_states=hand_off_states,
         )
         self.hash_block_size = self.groups[0].context.hash_block_size if self.groups else 1
         """Granularity of the block hashes that requests must bring, in tokens."""
@@ -165,6 +174,7 @@ class KVCacheManager:
         full_sequence_must_fit: bool = False,
         reserved_blocks: int = 0,
         has_scheduled_reqs: bool = True,
+        skip_zeroing_group_ids: Collection[int] = (),
     ) -> KVCacheBlocks | None:
         """Give the request slots for its next tokens; the new blocks, or None when they do not fit.
 
@@ -177,6 +187,7 @@ class KVCacheManager:
         full_sequence_must_fit: refuse unless the whole request (prompt and what it has generated) would fit.
         reserved_blocks: free blocks that are spoken for.
         has_scheduled_reqs: something else runs, so the watermark applies to a waiting request.
+        skip_zeroing_group_ids: groups whose external blocks a connector may write at any time.
 
         On None nothing has changed, but that blocks which left a window were freed, which is right in any case. The
         result holds newly allocated blocks only, not the hits. Blocks filled by this call are findable when it
@@ -249,7 +260,7 @@ class KVCacheManager:
         if admitted:
             self.owners[request.request_id] = request
         if hits is not None or num_external_computed_tokens:
-            self._adopt(request, hits, local, adopted, num_external_computed_tokens > 0)
+            self._adopt(request, hits, local, adopted, num_external_computed_tokens > 0, skip_zeroing_group_ids)
         new_blocks = tuple(
             [
                 group.allocate(request, num_encoder_tokens if group.counts_encoder_tokens else slots, main)
@@ -318,7 +329,13 @@ class KVCacheManager:
         return need
 
     def _adopt(
-        self, request: Request, hits: tuple[Sequence[int], ...] | None, local: int, adopted: int, external: bool
+        self,
+        request: Request,
+        hits: tuple[Sequence[int], ...] | None,
+        local: int,
+        adopted: int,
+        external: bool,
+        skip_zeroing: Collection[int],
     ) -> None:
         """Hold the hits of all groups, then make room for the external tokens.
 
@@ -329,7 +346,7 @@ class KVCacheManager:
             group.adopt(request, () if hits is None else hits[group.group_id], local, adopted)
         if external:
             for group in waiting:
-                group.allocate_external(request, adopted)
+                group.allocate_external(request, adopted, group.group_id not in skip_zeroing)
 
     def _cache(self, request: Request, num_tokens: int) -> None:
         """Make full blocks findable, and note until when there is nothing more to do for the request."""
@@ -419,6 +436,49 @@ class KVCacheManager:
         held = [block for copy in reversed(copies) for block in (copy.target, copy.source)]
         self._held.update(held)
         return copies, held
+
+    def take_new_block_ids(self) -> list[int]:
+        """The blocks of `zeroed_groups` handed out since the last call, group by group. Take them every step."""
+        taken = [block for group in self.groups for block in group.new_block_ids]
+        for group in self.groups:
+            group.new_block_ids.clear()
+        return taken
+
+    def report_new_blocks(self, request_id: str, first_token: int) -> None:
+        """Let `take_new_block_ids` name the request's blocks from `first_token` on again: their load has failed.
+
+        Raises RequestError when `first_token` is inside a block, whose valid start would be lost.
+        """
+        zeroed = [group for group in self.groups if group.context.zeroed]
+        if any(first_token % group.block_size for group in zeroed):
+            raise RequestError(request_id, f"first_token={first_token} is inside a block; give a multiple of its size")
+        for group in zeroed:
+            group.new_block_ids += group.tables.get(request_id, ())[first_token // group.block_size :]
+
+    def take_handed_states(self) -> dict[str, list[tuple[int, int, int]]]:
+        """Per request, (group, block, tokens) of the states that became findable since the last call.
+
+        With `hand_off_states`; take them every step. The blocks are valid until the next step writes: hold them
+        (`hold_blocks`) to read them later.
+        """
+        states: dict[str, list[tuple[int, int, int]]] = {}
+        for group in self.groups:
+            for request_id, block, tokens in group.take_handed_states():
+                states.setdefault(request_id, []).append((group.group_id, block, tokens))
+        return states
+
+    def take_own_ends(self, request: Request) -> list[tuple[int, int, int]]:
+        """(group, block, tokens) of the states where the finished request's prompt would resume, still in its table."""
+        if request.num_in_flight_tokens:
+            return []
+        ends = [(group, group.take_own_end(request.request_id, request.num_computed_tokens)) for group in self.groups]
+        return [(group.group_id, *end) for group, end in ends if end is not None]
+
+    def hold_blocks(self, blocks: Iterable[int]) -> None:
+        """Hold blocks for a reader of their content, until `release_blocks`: they stay live whoever frees them."""
+        held = list(blocks)
+        self.block_pool.touch(held)
+        self._held.update(held)
 
     def new_step_starts(self) -> None:
         """Tell that a new step is being scheduled: what the one before made findable can be hit now in any way.
