@@ -1,6 +1,15 @@
 """Kinds of cache, one file each: a spec (how large a page is) and the rules of its block tables."""
 
-from kvblocks.kinds.base import AttentionSpec, CachedRun, CacheGroup, Demand, GroupContext, KVCacheSpec, blocks_for
+from kvblocks.kinds.base import (
+    AttentionSpec,
+    CacheableRequest,
+    CachedRun,
+    CacheGroup,
+    Demand,
+    GroupContext,
+    KVCacheSpec,
+    blocks_for,
+)
 from kvblocks.kinds.chunked_local import ChunkedLocalSpec
 from kvblocks.kinds.cross_attention import CrossAttentionSpec
 from kvblocks.kinds.encoder_only import EncoderOnlySpec
@@ -14,6 +23,7 @@ from kvblocks.kinds.sliding_window import SlidingWindowMLASpec, SlidingWindowSpe
 __all__ = [
     "AttentionSpec",
     "CacheGroup",
+    "CacheableRequest",
     "CachedRun",
     "ChunkedLocalSpec",
     "CrossAttentionSpec",

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from kvblocks.errors import IntegrityError, PoolError, RequestError, UsageError
-from kvblocks.kinds import CachedRun, CacheGroup, Demand, KVCacheSpec, PrefixLookup, make_groups
+from kvblocks.kinds import CacheableRequest, CachedRun, CacheGroup, Demand, KVCacheSpec, PrefixLookup, make_groups
 from kvblocks.manager.blocks import BlockCopy, DecodeSlots, KVCacheBlocks, PrefixHit
 from kvblocks.manager.misuse import check_allocation, check_cache
 from kvblocks.manager.observer import Admission, Observer
@@ -97,8 +97,11 @@ class KVCacheManager:
         self.empty_kv_cache_blocks = KVCacheBlocks(tuple(() for _ in groups))
         """The shared result that means "success, no block"."""
         self._no_hit = PrefixHit(self.empty_kv_cache_blocks, 0, 0)
-        self._quiet_until: dict[str, int] = {}
-        """Per request, the number of tokens below which a step needs no block, fills none and leaves none behind."""
+        self.quiet_until: dict[Request, int] = {}
+        """Per request, the number of tokens below which a step needs no block, fills none and leaves none behind.
+
+        An engine that trusts its own counts may read it and skip the call; it is this object for the manager's life.
+        """
         self.owners: dict[str, Request] = {}
         """The requests that hold blocks, by id."""
         self._held: Counter[int] = Counter()  # blocks of no table that still have a holder, until they are released
@@ -141,6 +144,15 @@ class KVCacheManager:
         if self._observer is not None:
             self._observer.on_lookup(request, hit)
         return hit
+
+    def findable_tokens(self, request_id: str) -> int:
+        """How many leading tokens of the request's tables can be found now, at most, in every group that caches."""
+        pool = self.block_pool
+        found = [
+            next((pool.tokens_of[block] for block in reversed(table) if pool.hash_of[block] is not None), 0)
+            for table in (group.tables.get(request_id, []) for group in self.groups if group.spec.prefix_cacheable)
+        ]
+        return min(found, default=0)
 
     def peak_blocks(self, num_tokens: int, num_encoder_tokens: int = 0) -> tuple[int, ...]:
         """The most blocks, per group, that a request of so many tokens ever holds at once."""
@@ -196,7 +208,7 @@ class KVCacheManager:
         Raises RequestError on misuse; then nothing has changed.
         """
         computed = request.num_computed_tokens
-        limit = self._quiet_until.get(request.request_id)
+        limit = self.quiet_until.get(request)
         if (
             limit is not None
             and num_new_tokens > 0
@@ -213,7 +225,6 @@ class KVCacheManager:
                 or delay_cache_blocks
             )
             and computed <= request.num_tokens
-            and self.owners.get(request.request_id) is request
             and not (self._watermark_blocks and request.status.name != "RUNNING")
         ):
             return self.empty_kv_cache_blocks
@@ -281,16 +292,11 @@ class KVCacheManager:
 
         Most requests of a decode step need no block; this call costs them one look-up and one comparison each.
         """
-        quiet_until, owners = self._quiet_until, self.owners
+        quiet_until = self.quiet_until.get
         new_blocks: dict[int, KVCacheBlocks] = {}
         for i, request in enumerate(requests):
             computed = request.num_computed_tokens
-            name = request.request_id
-            if (
-                0 < computed < request.num_tokens
-                and computed + 1 < quiet_until.get(name, 0)
-                and owners[name] is request
-            ):
+            if computed + 1 < quiet_until(request, 0) and 0 < computed < request.num_tokens:
                 continue
             blocks = self.allocate_slots(request, 1)
             if blocks is None:
@@ -309,19 +315,24 @@ class KVCacheManager:
     ) -> bool:
         """Whether `num_free` blocks meet the demand; tells the observer when they do not."""
         if hits is not None:
-            at_most = self._blocks_needed(request, demand._replace(count_hits=False), hits, num_encoder_tokens)
+            at_most = self.blocks_needed(request, demand._replace(count_hits=False), hits, num_encoder_tokens)
             if at_most <= num_free:
                 return True
-        need = self._blocks_needed(request, demand, hits, num_encoder_tokens)
+        need = self.blocks_needed(request, demand, hits, num_encoder_tokens)
         if need <= num_free:
             return True
         if self._observer is not None:
             self._observer.on_refuse(request, need, num_free)
         return False
 
-    def _blocks_needed(
-        self, request: Request, demand: Demand, hits: tuple[Sequence[int], ...] | None, num_encoder_tokens: int
+    def blocks_needed(
+        self,
+        request: CacheableRequest,
+        demand: Demand,
+        hits: Sequence[Sequence[int]] | None = None,
+        num_encoder_tokens: int = 0,
     ) -> int:
+        """How many free blocks it takes to meet the demand, in all groups; `hits` are those of a new request."""
         need = 0
         for i, group in enumerate(self.groups):
             asked = demand._replace(num_slots=num_encoder_tokens) if group.counts_encoder_tokens else demand
@@ -360,7 +371,7 @@ class KVCacheManager:
             until = group.quiet_until(request, caching)
             if until < quiet:
                 quiet = until
-        self._quiet_until[request.request_id] = quiet
+        self.quiet_until[request] = quiet
 
     def _tell_cached(self, request: Request, group: CacheGroup, run: CachedRun) -> None:
         assert self._observer is not None
@@ -372,7 +383,7 @@ class KVCacheManager:
 
         For content that arrived after its allocation (`delay_cache_blocks`), and for asynchronous scheduling.
         """
-        if not self.enable_caching or num_computed_tokens < self._quiet_until.get(request.request_id, 0):
+        if not self.enable_caching or num_computed_tokens < self.quiet_until.get(request, 0):
             return
         check_cache(self, request, num_computed_tokens)
         self._cache(request, num_computed_tokens)
@@ -417,7 +428,7 @@ class KVCacheManager:
         if self.owners.get(request.request_id) is not request:
             return False
         del self.owners[request.request_id]
-        self._quiet_until.pop(request.request_id, None)
+        self.quiet_until.pop(request, None)
         return True
 
     def remove_skipped_blocks(self, request_id: str, num_processed_tokens: int) -> None:
@@ -491,7 +502,7 @@ class KVCacheManager:
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
         """Forget the content of these blocks. Blocks in use stay in use, and are blank when they are freed."""
         self.block_pool.evict(block_ids)
-        self._quiet_until.clear()  # a prompt's end inside a block is made findable again at the next step
+        self.quiet_until.clear()  # a prompt's end inside a block is made findable again at the next step
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content. False, and nothing has changed, while any block is in use."""
