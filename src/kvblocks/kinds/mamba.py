@@ -223,33 +223,37 @@ class CheckpointGroup(StateGroup):
 
         That one is entered each time that the count stands there, in case its content was evicted on purpose.
         """
-        request_id, size = request.request_id, self.block_size
+        request_id = request.request_id
         first = self.num_cached.get(request_id, 0)
         runs = super().cache(request, num_tokens)
-        table, hash_of = self.tables[request_id], self.pool.hash_of
+        passed = range(first, self.num_cached.get(request_id, 0))
         if self._fine:
             self._considered[request_id] = num_tokens
-        for block in table[first : num_tokens // size]:
+        if num_tokens and num_tokens == self._resume_point(request):
+            runs = (*runs, *self._cache_resume_state(request, num_tokens))
+        table, hash_of = self.tables.get(request_id, ()), self.pool.hash_of
+        for block in table[passed.start : passed.stop]:
             block_hash = hash_of[block]
             if block_hash is not None:
                 self._new_this_step.add(block_hash)
                 if self.context.hands_off_states:
                     self._handed.append((request_id, block, self.pool.tokens_of[block]))
-        resume = self._resume_point(request)
+        return runs
+
+    def _cache_resume_state(self, request: CacheableRequest, resume: int) -> Sequence[CachedRun]:
+        """Make the state where the same prompt would resume findable; the request's table holds it now."""
+        request_id, size, unit = request.request_id, self.block_size, self.context.hash_block_size
+        table = self.tables[request_id]
         at = blocks_for(resume, size) - 1
-        if not resume or num_tokens != resume or at >= len(table) or table[at] == NULL_BLOCK:
-            return runs
-        unit = self.context.hash_block_size
+        if at >= len(table) or table[at] == NULL_BLOCK:
+            return ()
         block_hash = request.block_hashes[resume // unit - 1]
         new = self.pool.cache_partial(self.group_id, table[at], block_hash, resume)
         self._new_this_step.add(block_hash)
         if resume % size:
             self.num_cached[request_id] = self._to_copy[request_id] = at
             self._resume_block[request_id] = (table[at], resume)
-        if not new or not self.context.observed:
-            return runs
-        unit = unit if self._fine or resume % size else size
-        return (*runs, CachedRun(resume - unit, unit, (table[at],), (block_hash,)))
+        return (CachedRun(resume - unit, unit, (table[at],), (block_hash,)),) if new and self.context.observed else ()
 
     def _resume_point(self, request: CacheableRequest) -> int:
         """Where the same prompt sent again would resume, in tokens; a unit earlier with a draft head."""

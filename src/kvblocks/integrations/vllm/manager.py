@@ -23,8 +23,8 @@ __all__ = ["VLLMKVCacheManager", "key_of"]
 class VLLMKVCacheManager:
     """Stands in for `vllm.v1.core.kv_cache_manager.KVCacheManager`: same constructor, methods and results.
 
-    Requests are vLLM's own objects, and their `block_hashes` are used as they are. Raises `UnsupportedError` with a reason
-    when the configuration must stay with vLLM.
+    Requests are vLLM's own objects, and their `block_hashes` are used as they are. Raises `UnsupportedError` with the
+    reason when the configuration must stay with vLLM.
     """
 
     def __init__(
