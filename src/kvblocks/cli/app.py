@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kvblocks import __version__
-from kvblocks.cli import replay, trace
+from kvblocks.cli import replay, trace, vllm
 
 app = typer.Typer(
     name="kvblocks",
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 app.command("replay", help=replay.HELP)(replay.command)
 app.add_typer(trace.app, name="trace")
+app.add_typer(vllm.app, name="vllm")
 
 
 def _print_version(wanted: bool) -> None:

@@ -210,7 +210,7 @@ class Traffic:
     def split(self, request: Request, start: int, new: int) -> int:
         """As the scheduler does with states: end a chunk of the prompt where a state is worth keeping."""
         size, end = self.state_size, start + new
-        prompt = max(request.num_prompt_tokens, request.num_tokens - 1)
+        prompt: int = max(request.num_prompt_tokens, request.num_tokens - 1)
         if start >= prompt:
             return new
         last = self.resume_point(request.num_tokens, size)
@@ -242,7 +242,7 @@ class Traffic:
         external = self.external_tokens(request, hit)
         if external and self.rng.random() < 0.5:
             return self.load(request, hits, external, options)
-        new = min(request.num_tokens - hit - external, budget)
+        new: int = min(request.num_tokens - hit - external, budget)
         if new > 1 and self.rng.random() < 0.2 and not self.state_size:
             new = self.rng.randint(1, new)
         if self.state_size and not (self.odd and self.rng.random() < 0.1):
@@ -261,7 +261,7 @@ class Traffic:
 
     def admit_loaded(self, request: Request, budget: int, options: dict[str, Any]) -> int | None:
         """Admit a request whose load has arrived."""
-        new = min(request.num_tokens - request.num_computed_tokens, budget)
+        new: int = min(request.num_tokens - request.num_computed_tokens, budget)
         if self.state_size:
             new = self.split(request, request.num_computed_tokens, new)
         if new <= 0:
