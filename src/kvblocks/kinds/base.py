@@ -185,6 +185,8 @@ class CacheGroup:
     """Whether every shorter aligned length of a hit is a hit too."""
     skips_tokens: ClassVar[bool] = False
     """Whether tokens can stop being needed before the request ends."""
+    grows_plainly: ClassVar[bool] = True
+    """Whether a running request needs as many blocks as its table lacks, whatever it has done before."""
     defers_hits: ClassVar[bool] = False
     """Whether what a step computes can be hit in the next step only."""
     counts_encoder_tokens: ClassVar[bool] = False
@@ -197,6 +199,8 @@ class CacheGroup:
         self.group_id = context.group_id
         self.index = context.pool.indexes[context.group_id]
         self.block_size = spec.block_size
+        self.caches_all = context.cache_step == 1 and not context.reprefill_tokens
+        """Whether all tokens that are computed may be made findable at once."""
         self.hashes_per_block = spec.block_size // context.hash_block_size if spec.prefix_cacheable else 1
         self.tables: dict[str, list[int]] = {}
         self.num_cached: dict[str, int] = {}
@@ -205,6 +209,12 @@ class CacheGroup:
         self._to_copy: dict[str, int] = {}  # per request, the table position that must be copied before it is written
         self.new_block_ids: list[int] = []
         """Blocks that the engine must zero (or, copied on write, know of) before its next step; see `zeroed`."""
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether every full block is findable at once under its own hash, and nothing else is to do for a step."""
+        plain = self.grows_plainly and self.downward_closed and not self.skips_tokens
+        return plain and self.caches_all and self.hashes_per_block == 1 and not self.context.zeroed
 
     # -- Hit ------------------------------------------------------------------------------------------------------
 
@@ -303,7 +313,7 @@ class CacheGroup:
         quiet = len(self.tables.get(request_id, ())) * self.block_size + 1
         if caching:
             until = (self.num_cached.get(request_id, 0) + 1) * self.block_size
-            if self.context.cache_step > 1 or self.context.reprefill_tokens:
+            if not self.caches_all:
                 until = self.tokens_to_cache(until)
             if until < quiet:
                 return until
@@ -465,6 +475,8 @@ class CacheGroup:
 
 class UnsharedGroup(CacheGroup):
     """Tables whose content belongs to one request: nothing is hit, nothing becomes findable."""
+
+    grows_plainly = False
 
     def quiet_until(self, request: CacheableRequest, caching: bool) -> int:
         """Decoding never changes them."""

@@ -92,7 +92,7 @@ class FullAttentionGroup(CacheGroup):
 
     def quiet_until(self, request: CacheableRequest, caching: bool) -> int:
         quiet = super().quiet_until(request, caching)
-        if caching and self.hashes_per_block > 1:
+        if self.hashes_per_block > 1 and caching:
             end = self._prompt_end(request)
             cached = self.num_cached.get(request.request_id, 0) * self.block_size
             if cached < end < cached + self.block_size:

@@ -23,6 +23,7 @@ class StateGroup(CacheGroup):
     """Tables of a state without checkpoints: the block of the last token's state, and slots for drafts after it."""
 
     skips_tokens = True
+    grows_plainly = False
 
     def __init__(self, spec: MambaSpec, context: GroupContext) -> None:
         super().__init__(spec, context)
@@ -50,7 +51,7 @@ class StateGroup(CacheGroup):
 
     def _num_retired(self, request_id: str, table: Sequence[int]) -> int:
         """Leading positions whose states have been freed."""
-        return bisect(table, NULL_BLOCK, key=bool)
+        return bisect(table, NULL_BLOCK)
 
 
 class CheckpointGroup(StateGroup):

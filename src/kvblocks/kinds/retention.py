@@ -38,6 +38,8 @@ class Retention:
     def points(self, request: RetentionRequest, first: int, last: int) -> set[int]:
         """The token counts in [first, last] at which a hit should be able to end; all aligned."""
         unit, step = self.alignment, self.drop_step
+        if self.interval == 0 and first > request.num_prompt_tokens and first > request.shared_prefix_boundary:
+            return set()  # what was generated: the rule for most blocks, so it comes first
         points: set[int] = set()
         every = unit if self.interval is None else self.interval
         if every:

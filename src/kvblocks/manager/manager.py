@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from kvblocks.errors import IntegrityError, PoolError, RequestError, UsageError
 from kvblocks.kinds import CacheableRequest, CachedRun, CacheGroup, Demand, KVCacheSpec, PrefixLookup, make_groups
 from kvblocks.manager.blocks import BlockCopy, DecodeSlots, KVCacheBlocks, PrefixHit
+from kvblocks.manager.growing import Grow, make_grow
 from kvblocks.manager.misuse import check_allocation, check_cache
 from kvblocks.manager.observer import Admission, Observer
 from kvblocks.manager.request import Request
@@ -46,6 +47,7 @@ class KVCacheManager:
         watermark: float = 0.0,
         policy: EvictionPolicy | None = None,
         observer: Observer | None = None,
+        checked: bool = True,
     ) -> None:
         """Build the pool and the groups.
 
@@ -62,6 +64,8 @@ class KVCacheManager:
         num_prefill_lookahead: tokens that chained draft modules read ahead; the last but one of them are not cached.
         zeroed_groups: groups whose new blocks the engine zeroes; `take_new_block_ids` says which.
         hand_off_states: whether `take_handed_states` is called every step, to store states elsewhere.
+        checked: whether calls are checked for misuse. An engine whose odd calls are to be taken as they come turns it
+            off; then what is wrong is not refused.
         watermark: share of the blocks that the admission of a request leaves free while others run.
 
         Raises UsageError naming the argument and the fix.
@@ -71,6 +75,7 @@ class KVCacheManager:
         if not 0 <= watermark < 1:
             raise UsageError(f"watermark={watermark} must be at least 0 and below 1: it is a share of the blocks")
         self.max_model_len = max_model_len
+        self.checked = checked
         self.enable_caching = enable_caching
         self.block_pool = BlockPool(num_blocks, num_groups=len(groups), policy=policy, enable_caching=enable_caching)
         self.groups: list[CacheGroup] = make_groups(
@@ -91,10 +96,12 @@ class KVCacheManager:
         """Granularity of the block hashes that requests must bring, in tokens."""
         self._skipping_groups = [group for group in self.groups if group.skips_tokens]
         self._lookup = PrefixLookup(self.groups)
-        self._observer = observer
+        self.observer = observer
+        """Told of everything; None when nobody is."""
         self.block_pool.listener = observer
         self._watermark_blocks = int(watermark * num_blocks)
-        self.empty_kv_cache_blocks = KVCacheBlocks(tuple(() for _ in groups))
+        self._no_blocks: tuple[Sequence[int], ...] = tuple(() for _ in groups)
+        self.empty_kv_cache_blocks = KVCacheBlocks(self._no_blocks)
         """The shared result that means "success, no block"."""
         self._no_hit = PrefixHit(self.empty_kv_cache_blocks, 0, 0)
         self.quiet_until: dict[Request, int] = {}
@@ -102,6 +109,9 @@ class KVCacheManager:
 
         An engine that trusts its own counts may read it and skip the call; it is this object for the manager's life.
         """
+        self.grow: Grow | None = make_grow(self, observer is not None)
+        """`allocate_slots` for a request that is in `quiet_until` and asks for nothing but room, where there is a
+        shorter way. An engine that trusts its own counts may call it."""
         self.owners: dict[str, Request] = {}
         """The requests that hold blocks, by id."""
         self._held: Counter[int] = Counter()  # blocks of no table that still have a holder, until they are released
@@ -141,8 +151,8 @@ class KVCacheManager:
         if found.num_tokens:
             blocks = KVCacheBlocks(tuple(found.blocks), request, (self.block_pool, self.block_pool.num_forgotten))
         hit = PrefixHit(blocks, found.num_tokens, boundary)
-        if self._observer is not None:
-            self._observer.on_lookup(request, hit)
+        if self.observer is not None:
+            self.observer.on_lookup(request, hit)
         return hit
 
     def findable_tokens(self, request_id: str) -> int:
@@ -214,7 +224,6 @@ class KVCacheManager:
             and num_new_tokens > 0
             and computed > 0
             and num_lookahead_tokens >= 0
-            and computed + num_new_tokens + num_lookahead_tokens < limit
             and new_computed_blocks is None
             and not (
                 num_new_computed_tokens
@@ -227,22 +236,29 @@ class KVCacheManager:
             and computed <= request.num_tokens
             and not (self._watermark_blocks and request.status.name != "RUNNING")
         ):
-            return self.empty_kv_cache_blocks
+            if computed + num_new_tokens + num_lookahead_tokens < limit:
+                return self.empty_kv_cache_blocks
+            if self.grow is not None:
+                grown = self.grow(request, computed, num_new_tokens, num_lookahead_tokens)
+                if grown is self._no_blocks:
+                    return self.empty_kv_cache_blocks
+                return None if grown is None else KVCacheBlocks(grown)
 
         if new_computed_blocks is self.empty_kv_cache_blocks:
             new_computed_blocks = None
-        check_allocation(
-            self,
-            request,
-            new_computed_blocks,
-            num_new_tokens,
-            num_new_computed_tokens,
-            num_lookahead_tokens,
-            num_external_computed_tokens,
-            num_encoder_tokens,
-            reserved_blocks,
-            delay_cache_blocks,
-        )
+        if self.checked:
+            check_allocation(
+                self,
+                request,
+                new_computed_blocks,
+                num_new_tokens,
+                num_new_computed_tokens,
+                num_lookahead_tokens,
+                num_external_computed_tokens,
+                num_encoder_tokens,
+                reserved_blocks,
+                delay_cache_blocks,
+            )
         hits = None if new_computed_blocks is None else new_computed_blocks.blocks
         local = computed + num_new_computed_tokens
         adopted = local + num_external_computed_tokens
@@ -280,11 +296,11 @@ class KVCacheManager:
         )
         if not delay_cache_blocks:
             num_tokens = request.num_tokens
-            self._cache(request, main if main < num_tokens else num_tokens)
+            self.make_findable(request, main if main < num_tokens else num_tokens)
         result = KVCacheBlocks(new_blocks) if any(new_blocks) else self.empty_kv_cache_blocks
-        if self._observer is not None:
+        if self.observer is not None:
             admission = Admission(num_new_computed_tokens, num_external_computed_tokens) if admitted else None
-            self._observer.on_allocate(request, new_blocks, admission)
+            self.observer.on_allocate(request, new_blocks, admission)
         return result
 
     def allocate_decode_slots(self, requests: Sequence[Request]) -> DecodeSlots:
@@ -321,8 +337,8 @@ class KVCacheManager:
         need = self.blocks_needed(request, demand, hits, num_encoder_tokens)
         if need <= num_free:
             return True
-        if self._observer is not None:
-            self._observer.on_refuse(request, need, num_free)
+        if self.observer is not None:
+            self.observer.on_refuse(request, need, num_free)
         return False
 
     def blocks_needed(
@@ -359,24 +375,28 @@ class KVCacheManager:
             for group in waiting:
                 group.allocate_external(request, adopted, group.group_id not in skip_zeroing)
 
-    def _cache(self, request: Request, num_tokens: int) -> None:
-        """Make full blocks findable, and note until when there is nothing more to do for the request."""
+    def make_findable(self, request: Request, num_tokens: int) -> None:
+        """Make full blocks findable, and note until when there is nothing more to do for the request.
+
+        `cache_blocks` without its checks.
+        """
         caching = self.enable_caching
         quiet = self.max_model_len + 1
         for group in self.groups:
             if caching:
-                runs = group.cache(request, group.cacheable_tokens(num_tokens))
-                for run in runs:
-                    self._tell_cached(request, group, run)
+                runs = group.cache(request, num_tokens if group.caches_all else group.cacheable_tokens(num_tokens))
+                if runs:
+                    for run in runs:
+                        self._tell_cached(request, group, run)
             until = group.quiet_until(request, caching)
             if until < quiet:
                 quiet = until
         self.quiet_until[request] = quiet
 
     def _tell_cached(self, request: Request, group: CacheGroup, run: CachedRun) -> None:
-        assert self._observer is not None
+        assert self.observer is not None
         parent = request.block_hashes[run.start // group.context.hash_block_size - 1] if run.start else None
-        self._observer.on_cache(request, group.group_id, run, parent)
+        self.observer.on_cache(request, group.group_id, run, parent)
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Make the full blocks among the first `num_computed_tokens` tokens findable, each once.
@@ -385,8 +405,9 @@ class KVCacheManager:
         """
         if not self.enable_caching or num_computed_tokens < self.quiet_until.get(request, 0):
             return
-        check_cache(self, request, num_computed_tokens)
-        self._cache(request, num_computed_tokens)
+        if self.checked:
+            check_cache(self, request, num_computed_tokens)
+        self.make_findable(request, num_computed_tokens)
 
     # -- Giving back ----------------------------------------------------------------------------------------------
 
@@ -395,8 +416,8 @@ class KVCacheManager:
         if self._forget(request):
             for group in self.groups:
                 group.free(request.request_id)
-            if self._observer is not None:
-                self._observer.on_free(request.request_id)
+            if self.observer is not None:
+                self.observer.on_free(request.request_id)
 
     def pop_blocks_for_free(self, request: Request) -> list[int]:
         """Forget the request but keep its blocks held, because a step in flight may still write into them.
@@ -407,8 +428,8 @@ class KVCacheManager:
             return []
         blocks = [block for group in self.groups for block in group.pop(request.request_id)]
         self._held.update(blocks)
-        if self._observer is not None:
-            self._observer.on_free(request.request_id)
+        if self.observer is not None:
+            self.observer.on_free(request.request_id)
         return blocks
 
     def release_blocks(self, blocks: Sequence[int]) -> None:
@@ -425,10 +446,11 @@ class KVCacheManager:
                 del held[block]
 
     def _forget(self, request: Request) -> bool:
-        if self.owners.get(request.request_id) is not request:
+        owner = self.owners.get(request.request_id)
+        if owner is None or (owner is not request and self.checked):
             return False
         del self.owners[request.request_id]
-        self.quiet_until.pop(request, None)
+        self.quiet_until.pop(owner, None)
         return True
 
     def remove_skipped_blocks(self, request_id: str, num_processed_tokens: int) -> None:
@@ -508,8 +530,8 @@ class KVCacheManager:
         """Forget all cached content. False, and nothing has changed, while any block is in use."""
         if not self.block_pool.reset():
             return False
-        if self._observer is not None:
-            self._observer.on_reset()
+        if self.observer is not None:
+            self.observer.on_reset()
         return True
 
     # -- Checking -------------------------------------------------------------------------------------------------

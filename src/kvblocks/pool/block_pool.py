@@ -235,9 +235,10 @@ class BlockPool:
 
     def cache_one(self, group_id: int, block: int, block_hash: bytes, tokens: int) -> None:
         """`cache` for a single block."""
-        if self.hash_of[block] is not None:
+        hash_of = self.hash_of
+        if hash_of[block] is not None:
             self._forget_partial(block, tokens)
-        self.hash_of[block] = block_hash
+        hash_of[block] = block_hash
         self.tokens_of[block] = tokens
         self.group_of[block] = group_id
         self.indexes[group_id].add(block_hash, block)

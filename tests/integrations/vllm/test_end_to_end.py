@@ -92,6 +92,13 @@ def test_hits_inside_blocks_are_copied_before_they_are_written() -> None:
     assert ours["copies"] == theirs["copies"] > 0
 
 
+def test_what_a_connector_stored_is_loaded_again() -> None:
+    answers = both("llama, connector")[1]["answers"]
+    assert answers["reset"] is True
+    assert [answer[0] for answer in answers["loaded"]] == [answer[0] for answer in answers["shared prefixes"]]
+    assert max(answer[2] for answer in answers["loaded"]) >= 128, "tokens that came from the connector"
+
+
 def test_the_plugin_says_that_it_is_active() -> None:
     _, _, log = both("sliding")
     assert "manages the KV cache: policy lru, 4 KV-cache groups (sliding window 32" in log

@@ -98,6 +98,7 @@ class VLLMKVCacheManager:
             hand_off_states=vllm_config is not None and vllm_config.kv_transfer_config is not None,
             watermark=watermark,
             observer=GuardedObservers(watching, logger()) if watching else None,
+            checked=False,  # what vLLM's own manager takes, this one takes
         )
         self.kv_cache_config = kv_cache_config
         self.max_model_len = max_model_len
@@ -118,6 +119,8 @@ class VLLMKVCacheManager:
         """The shared result without blocks; the scheduler passes it back where a request has no hit."""
         self._setup = setup
         self._quiet = self.core.quiet_until.get
+        self._grow = self.core.grow
+        self._nothing = self.core.empty_kv_cache_blocks.blocks
         self._watermark = watermark > 0
         self._new_stats = PrefixCacheStats
         self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
@@ -219,21 +222,24 @@ class VLLMKVCacheManager:
         """Give the request slots for its next tokens: the new blocks, or None when they do not fit."""
         if new_computed_blocks is None:
             limit = self._quiet(request)
-            if (
-                limit is not None
-                and request.num_computed_tokens + num_new_tokens + num_lookahead_tokens < limit
-                and num_new_tokens
-                and not (
-                    num_external_computed_tokens
-                    or num_new_computed_tokens
-                    or num_encoder_tokens
-                    or full_sequence_must_fit
-                    or reserved_blocks
-                    or delay_cache_blocks
-                    or self._watermark
-                )
+            if limit is not None and not (
+                num_external_computed_tokens
+                or num_new_computed_tokens
+                or num_encoder_tokens
+                or full_sequence_must_fit
+                or reserved_blocks
+                or delay_cache_blocks
+                or self._watermark
+                or num_new_tokens < 1
             ):
-                return self.empty_kv_cache_blocks
+                computed = request.num_computed_tokens
+                if computed + num_new_tokens + num_lookahead_tokens < limit:
+                    return self.empty_kv_cache_blocks
+                if self._grow is not None:
+                    grown = self._grow(request, computed, num_new_tokens, num_lookahead_tokens)
+                    if grown is self._nothing:
+                        return self.empty_kv_cache_blocks
+                    return None if grown is None else BlockTables(self.block_pool, grown)
             hit = None
         elif new_computed_blocks is self.empty_kv_cache_blocks or not any(new_computed_blocks.ids):
             hit = None
