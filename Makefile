@@ -6,10 +6,10 @@ endif
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help run test lint types unit bench clean
+.PHONY: help run test lint types unit bench test-vllm bench-vllm clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 $(VENV)/.installed: pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "kvblocks needs Python 3.11 or newer: set PYTHON=/path/to/python3" >&2; exit 2; }
@@ -38,5 +38,19 @@ bench: $(VENV)/.installed ## print what each operation costs on this machine
 	@mkdir -p out
 	$(BIN)/python benchmarks/core.py --json out/bench.json
 
+VLLM_VENV := .venv-vllm
+VLLM_PYTHON := $(VLLM_VENV)/bin/python
+
+$(VLLM_VENV)/.installed: pyproject.toml tests/integrations/vllm/environment.py
+	$(PYTHON) tests/integrations/vllm/environment.py $(VLLM_VENV)
+	@touch $@
+
+test-vllm: $(VLLM_VENV)/.installed ## set up real vLLM on the CPU, and compare kvblocks with its own manager in it
+	$(VLLM_PYTHON) -m pytest tests/integrations -o filterwarnings= -n 2 --dist loadscope --durations 5
+
+bench-vllm: $(VLLM_VENV)/.installed ## both managers in one process: times and ratios
+	@mkdir -p out
+	$(VLLM_PYTHON) benchmarks/against_vllm.py --json out/against_vllm.json
+
 clean: ## delete the environment and everything generated
-	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VLLM_VENV) out .mypy_cache .ruff_cache .pytest_cache

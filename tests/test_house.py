@@ -25,7 +25,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "traces": set(),
     "replay": {"scheduling", "traces", "sizing", "observe", "manager", "kinds", "pool", "prefix"},
     "report": set(),
-    "cli": {"report", "replay", "sizing", "traces", "scheduling", "observe", "manager", "kinds", "pool", "prefix"},
+    "integrations": {"observe", "manager", "kinds", "pool", "prefix"},
+    "cli": {
+        "integrations",
+        "report",
+        "replay",
+        "sizing",
+        "traces",
+        "scheduling",
+        "observe",
+        "manager",
+        "kinds",
+        "pool",
+        "prefix",
+    },
 }
 CORE = ("prefix", "pool", "kinds", "manager")
 ENTRY_POINTS = {"__init__", "__main__"}
@@ -84,6 +97,12 @@ def test_the_core_needs_nothing_but_python() -> None:
             if top not in sys.stdlib_module_names | {"kvblocks"} | optional.get(name, set()):
                 wrong.append(f"{name} imports {module}")
     assert not wrong
+
+
+def test_importing_the_plugin_loads_nothing_of_vllm() -> None:
+    code = "import sys, kvblocks.integrations.vllm as plugin; print(plugin.register is not None, 'vllm' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["True", "False"]
 
 
 def test_importing_the_package_loads_no_optional_package() -> None:

@@ -130,7 +130,7 @@ class Pair:
             list(pool.hash_of),
             [(dict(g.tables), {k: list(v) for k, v in g.tables.items()}, dict(g.num_cached)) for g in self.ours.groups],
             [sorted(index.pairs()) for index in pool.indexes],
-            dict(self.ours._quiet_until),
+            dict(self.ours.quiet_until),
             list(self.ours.owners),
         )
 

@@ -223,7 +223,11 @@ def test_an_empty_prompt_is_refused() -> None:
         ),
         (
             lambda: KVCacheManager(
-                9, [SlidingWindowSpec(block_size=4, sliding_window=9)], max_model_len=8, fine_hits=True
+                9,
+                [SlidingWindowSpec(block_size=4, sliding_window=9)],
+                max_model_len=8,
+                hash_block_size=2,
+                fine_hits=True,
             ),
             "fine_hits=True",
         ),

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kvblocks import __version__
-from kvblocks.cli import plan, replay, trace
+from kvblocks.cli import plan, replay, trace, vllm
 
 app = typer.Typer(
     name="kvblocks",
@@ -20,6 +20,7 @@ app = typer.Typer(
 app.command("replay", help=replay.HELP)(replay.command)
 app.command("plan", help=plan.HELP)(plan.command)
 app.add_typer(trace.app, name="trace")
+app.add_typer(vllm.app, name="vllm")
 
 
 def _print_version(wanted: bool) -> None:

@@ -2,6 +2,7 @@
 
 from kvblocks.kinds.base import (
     AttentionSpec,
+    CacheableRequest,
     CachedRun,
     CacheGroup,
     Demand,
@@ -23,6 +24,7 @@ from kvblocks.kinds.sliding_window import SlidingWindowMLASpec, SlidingWindowSpe
 __all__ = [
     "AttentionSpec",
     "CacheGroup",
+    "CacheableRequest",
     "CachedRun",
     "ChunkedLocalSpec",
     "CrossAttentionSpec",

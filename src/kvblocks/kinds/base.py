@@ -92,6 +92,14 @@ class GroupContext:
     """A draft head reads this group: hits give up their last unit."""
     observed: bool
     """Somebody wants to know what becomes findable."""
+    reprefill_tokens: int = 0
+    """The last so many tokens of a step may be computed again (drafting modules in a chain), so they are not cached."""
+    states_defer_hits: bool = False
+    """Another group refuses hits on what this very step computes, so this one need not."""
+    zeroed: bool = False
+    """The engine zeroes new blocks of this group and asks for their numbers."""
+    hands_off_states: bool = False
+    """Somebody stores states elsewhere and asks which blocks hold them."""
 
 
 class RequestLimits(NamedTuple):
@@ -238,6 +246,10 @@ class CacheGroup:
     """Whether every shorter aligned length of a hit is a hit too."""
     skips_tokens: ClassVar[bool] = False
     """Whether tokens can stop being needed before the request ends."""
+    grows_plainly: ClassVar[bool] = True
+    """Whether a running request needs as many blocks as its table lacks, whatever it has done before."""
+    defers_hits: ClassVar[bool] = False
+    """Whether what a step computes can be hit in the next step only."""
     counts_encoder_tokens: ClassVar[bool] = False
     """Whether the slots of this kind are the encoder's tokens."""
 
@@ -248,12 +260,22 @@ class CacheGroup:
         self.group_id = context.group_id
         self.index = context.pool.indexes[context.group_id]
         self.block_size = spec.block_size
+        self.caches_all = context.cache_step == 1 and not context.reprefill_tokens
+        """Whether all tokens that are computed may be made findable at once."""
         self.hashes_per_block = spec.block_size // context.hash_block_size if spec.prefix_cacheable else 1
         self.tables: dict[str, list[int]] = {}
         self.num_cached: dict[str, int] = {}
         self.copies: list[tuple[int, int]] = []
         """(source, target) of copies that have not been handed over yet; both blocks are held once more until then."""
-        self._to_copy: set[str] = set()  # requests whose last adopted block must be copied before it is written
+        self._to_copy: dict[str, int] = {}  # per request, the table position that must be copied before it is written
+        self.new_block_ids: list[int] = []
+        """Blocks that the engine must zero (or, copied on write, know of) before its next step; see `zeroed`."""
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether every full block is findable at once under its own hash, and nothing else is to do for a step."""
+        plain = self.grows_plainly and self.downward_closed and not self.skips_tokens
+        return plain and self.caches_all and self.hashes_per_block == 1 and not self.context.zeroed
 
     # -- Hit ------------------------------------------------------------------------------------------------------
 
@@ -352,7 +374,7 @@ class CacheGroup:
         quiet = len(self.tables.get(request_id, ())) * self.block_size + 1
         if caching:
             until = (self.num_cached.get(request_id, 0) + 1) * self.block_size
-            if self.context.cache_step > 1:
+            if not self.caches_all:
                 until = self.tokens_to_cache(until)
             if until < quiet:
                 return until
@@ -373,8 +395,7 @@ class CacheGroup:
         table += hits
         self.num_cached[request.request_id] = len(table)
         if num_local_tokens < len(table) * self.block_size and hits:
-            self.num_cached[request.request_id] = len(table) - 1
-            self._to_copy.add(request.request_id)
+            self.num_cached[request.request_id] = self._to_copy[request.request_id] = len(table) - 1
 
     def allocate(self, request: CacheableRequest, num_slots: int, num_main_tokens: int) -> list[int]:
         """Lengthen the table until it has `num_slots` slots; the new blocks. The caller has checked that they fit."""
@@ -387,24 +408,31 @@ class CacheGroup:
         copied = self._copy_on_write(request.request_id, table) if self._to_copy else []
         blocks = self.pool.allocate(max(missing, 0))
         table += blocks
+        if self.context.zeroed:
+            self.new_block_ids += blocks
         return copied + blocks
 
-    def allocate_external(self, request: CacheableRequest, num_tokens: int) -> None:
-        """Lengthen the table for tokens whose content a connector brings."""
+    def allocate_external(self, request: CacheableRequest, num_tokens: int, to_zero: bool = True) -> None:
+        """Lengthen the table for tokens that a connector brings; not `to_zero` when it may be writing already."""
+        known = len(self.new_block_ids)
         self.allocate(request, num_tokens, num_tokens)
+        if not to_zero:
+            del self.new_block_ids[known:]
 
     def _copy_on_write(self, request_id: str, table: list[int]) -> list[int]:
         """Give the request its own copy of the block in which its hit ends.
 
         Both ends of the copy are held until it has been made: the source could be evicted, the target freed.
         """
-        if request_id not in self._to_copy:
+        at = self._to_copy.pop(request_id, None)
+        if at is None:
             return []
-        self._to_copy.discard(request_id)
-        source, (target,) = table[-1], self.pool.allocate(1)
-        table[-1] = target
+        source, (target,) = table[at], self.pool.allocate(1)
+        table[at] = target
         self.pool.hold((target,))
         self.copies.append((source, target))
+        if self.context.zeroed:
+            self.new_block_ids.append(target)
         return [target]
 
     def cacheable_tokens(self, num_tokens: int) -> int:
@@ -413,17 +441,20 @@ class CacheGroup:
         Groups of unequal block sizes stop at a common boundary, since no hit could end beyond it; a group with a
         draft head goes one block further, which its hits then give up.
         """
-        step = self.context.cache_step
+        step, final = self.context.cache_step, max(0, num_tokens - self.context.reprefill_tokens)
         if step == 1:
-            return num_tokens
+            return final
         whole = num_tokens - num_tokens % step
-        return min(num_tokens, whole + self.block_size) if whole and self.context.is_eagle else whole
+        if whole and self.context.is_eagle:
+            return min(final, final - final % step + self.block_size)
+        return whole
 
     def tokens_to_cache(self, num_tokens: int) -> int:
         """The least number of computed tokens at which `cacheable_tokens` reaches `num_tokens`."""
         step = self.context.cache_step
         ahead = self.block_size if self.context.is_eagle else 0
-        return max(num_tokens, step, blocks_for(num_tokens - ahead, step) * step)
+        final = num_tokens if step == 1 else max(num_tokens, blocks_for(num_tokens - ahead, step) * step)
+        return max(step, final + self.context.reprefill_tokens)
 
     def cache(self, request: CacheableRequest, num_tokens: int) -> Sequence[CachedRun]:
         """Make the full blocks among the first `num_tokens` (cacheable) tokens findable, each once.
@@ -473,13 +504,21 @@ class CacheGroup:
         """Which of the block positions [start, end) can serve a hit later; None means all of them."""
         return None
 
+    def take_handed_states(self) -> list[tuple[str, int, int]]:
+        """(request, block, tokens) of states to store elsewhere. Only states have any."""
+        return []
+
+    def take_own_end(self, request_id: str, num_tokens: int) -> tuple[int, int] | None:
+        """(block, tokens) of the state at the request's own end. Only states have one."""
+        return None
+
     def new_step_starts(self) -> None:
         """A new step begins: the one before has been computed, or will be before this one reads."""
 
     def pop(self, request_id: str) -> list[int]:
         """Forget the request; its blocks, in table order and still held."""
         self.num_cached.pop(request_id, None)
-        self._to_copy.discard(request_id)
+        self._to_copy.pop(request_id, None)
         return self.tables.pop(request_id, [])
 
     def free(self, request_id: str) -> None:
@@ -498,6 +537,8 @@ class CacheGroup:
 class UnsharedGroup(CacheGroup):
     """Tables whose content belongs to one request: nothing is hit, nothing becomes findable."""
 
+    grows_plainly = False
+
     def quiet_until(self, request: CacheableRequest, caching: bool) -> int:
         """Decoding never changes them."""
         return NEVER
@@ -507,7 +548,7 @@ class UnsharedGroup(CacheGroup):
     ) -> None:
         """Nothing: there are no hits."""
 
-    def allocate_external(self, request: CacheableRequest, num_tokens: int) -> None:
+    def allocate_external(self, request: CacheableRequest, num_tokens: int, to_zero: bool = True) -> None:
         """Nothing: what a connector brings are the decoder's tokens."""
 
     def cache(self, request: CacheableRequest, num_tokens: int) -> Sequence[CachedRun]:

@@ -63,7 +63,7 @@ class ChunkedLocalGroup(CacheGroup):
     def quiet_until(self, request: CacheableRequest, caching: bool) -> int:
         """As for full attention, and until the chunk of the first block that is still held is over."""
         table = self.tables.get(request.request_id, ())
-        gone = bisect(table, NULL_BLOCK, key=bool)  # null blocks come first
+        gone = bisect(table, NULL_BLOCK)  # null blocks come first
         chunk_end = ((gone + 1) * self.block_size - 1) // self.chunk * self.chunk + self.chunk
         return min(super().quiet_until(request, caching), chunk_end)
 

@@ -75,7 +75,7 @@ class FullAttentionGroup(CacheGroup):
         block_hash = request.block_hashes[end // unit - 1]
         if not self.pool.cache_partial(self.group_id, block, block_hash, end):
             return runs
-        if self.context.fine_hits:
+        if self.context.fine_hits and not self.context.states_defer_hits:
             self._ends_this_step.add(block)
         return (*runs, CachedRun(end - unit, unit, (block,), (block_hash,))) if self.context.observed else ()
 
@@ -92,7 +92,7 @@ class FullAttentionGroup(CacheGroup):
 
     def quiet_until(self, request: CacheableRequest, caching: bool) -> int:
         quiet = super().quiet_until(request, caching)
-        if caching and self.hashes_per_block > 1:
+        if self.hashes_per_block > 1 and caching:
             end = self._prompt_end(request)
             cached = self.num_cached.get(request.request_id, 0) * self.block_size
             if cached < end < cached + self.block_size:

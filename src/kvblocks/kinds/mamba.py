@@ -2,7 +2,9 @@
 
 A state sums up all tokens before it, so it can be resumed only exactly where it was taken. Two modes, as in vLLM:
 `none` keeps the running state (and nothing can be hit); `align` also keeps *checkpoints*: the states at the ends of
-blocks at which a step happened to end, where retention finds them worth keeping.
+blocks at which a step happened to end, where retention finds them worth keeping. With hits that may end inside a
+block there is one more: the state where the same prompt would resume. The request itself goes on writing into that
+block, so the next step copies the checkpoint into a block of its own first.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ class StateGroup(CacheGroup):
     """Tables of a state without checkpoints: the block of the last token's state, and slots for drafts after it."""
 
     skips_tokens = True
+    grows_plainly = False
 
     def __init__(self, spec: MambaSpec, context: GroupContext) -> None:
         super().__init__(spec, context)
@@ -57,7 +60,7 @@ class StateGroup(CacheGroup):
 
     def _num_retired(self, request_id: str, table: Sequence[int]) -> int:
         """Leading positions whose states have been freed."""
-        return bisect(table, NULL_BLOCK, key=bool)
+        return bisect(table, NULL_BLOCK)
 
 
 class CheckpointGroup(StateGroup):
@@ -68,8 +71,15 @@ class CheckpointGroup(StateGroup):
     several blocks they move along, so that it takes one new block however far it jumps.
     """
 
+    supports_fine_hits = True
+    defers_hits = True
+
     def __init__(self, spec: MambaSpec, context: GroupContext) -> None:
         super().__init__(spec, context)
+        self._fine = context.fine_hits and self.hashes_per_block > 1
+        self._handed: list[tuple[str, int, int]] = []  # (request, block, tokens) of states to store elsewhere
+        self._resume_block: dict[str, tuple[int, int]] = {}  # per request, (block, tokens) of its own end, until copied
+        self._considered: dict[str, int] = {}  # tokens of the last call that made states findable
         self._retired: dict[str, int] = {}  # leading positions whose states have been freed
         self._before: dict[str, int] = {}  # the position of the state from which the last longer table went on
         self._has_drafts: set[str] = set()  # requests whose table ends with the drafts' blocks
@@ -88,6 +98,14 @@ class CheckpointGroup(StateGroup):
         """Right to left until a checkpoint; only that one is needed, the positions before it are null."""
         first = peers[0]
         size, alignment = first.block_size, first.context.alignment
+        if first._fine:
+            unit, units = first.context.hash_block_size, first.hashes_per_block
+            for at in range(min(max_tokens // unit, len(block_hashes)) - 1, -1, -1):
+                found = [peer.index.get(block_hashes[at]) for peer in peers]
+                if None not in found:
+                    before = [NULL_BLOCK] * (at // units)
+                    return (at + 1) * unit, [[*before, block] for block in found]  # type: ignore[list-item]
+            return 0, [[] for _ in peers]
         limit = min(max_tokens // size, len(block_hashes) // first.hashes_per_block)
         hashes = first.hashes_of_blocks(block_hashes, 0, limit)
         for at in range(limit - 1, -1, -1):
@@ -136,8 +154,14 @@ class CheckpointGroup(StateGroup):
         table = self.tables.get(request.request_id, ())
         positions = blocks_for(demand.num_main_tokens, self.block_size) + self.num_speculative_blocks
         need = positions - len(hits) - len(table)  # below zero after a jump, which the hits may use up again
+        copies = int(
+            request.request_id in self._to_copy or (bool(hits) and demand.num_local_tokens % self.block_size != 0)
+        )
+        if copies:
+            need = max(need, 0) + 1
         if need > 0:
-            need = min(need, 1 + (0 if request.request_id in self._has_drafts else self.num_speculative_blocks))
+            most = 1 + copies + (0 if request.request_id in self._has_drafts else self.num_speculative_blocks)
+            need = min(need, most)
         need += self.count_free(hits)
         if demand.num_adopted_tokens > demand.num_local_tokens and not demand.at_admission:
             # External states take blocks of their own; vLLM forgets that, and can fail half-way where we refuse.
@@ -153,32 +177,53 @@ class CheckpointGroup(StateGroup):
 
     def allocate(self, request: CacheableRequest, num_slots: int, num_main_tokens: int) -> list[int]:
         """Put the state after the step's last token at its position. The result has a 0 for each null position."""
-        table = self.tables.setdefault(request.request_id, [])
-        drafts = self.num_speculative_blocks
+        request_id = request.request_id
+        table = self.tables.setdefault(request_id, [])
+        drafts, started = self.num_speculative_blocks, request_id in self._has_drafts
         before = len(table)
         length = blocks_for(num_main_tokens, self.block_size) + drafts
-        if length <= before:
-            self._has_drafts.add(request.request_id)
+        if length <= before and request_id not in self._to_copy:
+            self._has_drafts.add(request_id)
             return []
-        if request.request_id in self._has_drafts:
-            self._before[request.request_id] = before - 1 - drafts
+        if started:
+            self._before[request_id] = before - 1 - drafts
         elif before:
-            self._before[request.request_id] = before - 1
+            self._before[request_id] = before - 1
         running = length - drafts - 1  # the position of the state after the step's last token
-        if request.request_id not in self._has_drafts:
-            self._has_drafts.add(request.request_id)
-            table += [NULL_BLOCK] * (running - before)
-            table += self.pool.allocate(length - len(table))
-        else:
-            moved = range(before - drafts, min(before, running))
-            table += [NULL_BLOCK] * (running - before)
-            for at in moved:
+        table += [NULL_BLOCK] * (running - before)
+        if started:
+            for at in range(before - drafts, min(before, running)):
                 table.append(table[at])
                 table[at] = NULL_BLOCK
-            table += self.pool.allocate(length - len(table))
-        return table[before:]
+        self._has_drafts.add(request_id)
+        copied: list[int] = []
+        if request_id in self._to_copy:
+            copied = (
+                [] if self._keep_resume_state(request_id, table, started) else self._copy_on_write(request_id, table)
+            )
+        table += self.pool.allocate(max(length - len(table), 0))
+        return copied + table[before:]
 
-    def allocate_external(self, request: CacheableRequest, num_tokens: int) -> None:
+    def _keep_resume_state(self, request_id: str, table: list[int], started: bool) -> bool:
+        """Copy the state at the request's own end into a block that stays findable; the request keeps its table.
+
+        False when the copy to make is that of a hit.
+        """
+        if not started:
+            return False
+        source, (target,) = table[self._to_copy.pop(request_id)], self.pool.allocate(1)
+        self.pool.move_content(source, target)
+        self.pool.hold((source,))
+        self.copies.append((source, target))
+        own = self._resume_block.pop(request_id, None)
+        if own is not None and self.context.hands_off_states:
+            self._handed.append((request_id, target, own[1]))
+        block_hash = self.pool.hash_of[target]
+        if block_hash is not None:
+            self._new_this_step.add(block_hash)  # it is filled by this step's copy
+        return True
+
+    def allocate_external(self, request: CacheableRequest, num_tokens: int, to_zero: bool = True) -> None:
         """A block for every position: a connector may bring any of the states. The drafts' blocks come later."""
         table = self.tables[request.request_id]
         table += self.pool.allocate(max(0, blocks_for(num_tokens, self.block_size) - len(table)))
@@ -188,24 +233,42 @@ class CheckpointGroup(StateGroup):
 
         That one is entered each time that the count stands there, in case its content was evicted on purpose.
         """
-        first = self.num_cached.get(request.request_id, 0)
+        request_id = request.request_id
+        first = self.num_cached.get(request_id, 0)
         runs = super().cache(request, num_tokens)
-        table, hash_of, size = self.tables[request.request_id], self.pool.hash_of, self.block_size
-        self._new_this_step.update(hash_of[block] for block in table[first : num_tokens // size] if hash_of[block])
-        resume = self._resume_point(request)
-        at = resume // size - 1
-        if not resume or num_tokens != resume or at >= len(table) or table[at] == NULL_BLOCK:
-            return runs
-        (block_hash,) = self.hashes_of_blocks(request.block_hashes, at, at + 1)
+        passed = range(first, self.num_cached.get(request_id, 0))
+        if self._fine:
+            self._considered[request_id] = num_tokens
+        if num_tokens and num_tokens == self._resume_point(request):
+            runs = (*runs, *self._cache_resume_state(request, num_tokens))
+        table, hash_of = self.tables.get(request_id, ()), self.pool.hash_of
+        for block in table[passed.start : passed.stop]:
+            block_hash = hash_of[block]
+            if block_hash is not None:
+                self._new_this_step.add(block_hash)
+                if self.context.hands_off_states:
+                    self._handed.append((request_id, block, self.pool.tokens_of[block]))
+        return runs
+
+    def _cache_resume_state(self, request: CacheableRequest, resume: int) -> Sequence[CachedRun]:
+        """Make the state where the same prompt would resume findable; the request's table holds it now."""
+        request_id, size, unit = request.request_id, self.block_size, self.context.hash_block_size
+        table = self.tables[request_id]
+        at = blocks_for(resume, size) - 1
+        if at >= len(table) or table[at] == NULL_BLOCK:
+            return ()
+        block_hash = request.block_hashes[resume // unit - 1]
+        new = self.pool.cache_partial(self.group_id, table[at], block_hash, resume)
         self._new_this_step.add(block_hash)
-        if not self.pool.cache_partial(self.group_id, table[at], block_hash, resume):
-            return runs
-        return (*runs, CachedRun(resume - size, size, (table[at],), (block_hash,))) if self.context.observed else ()
+        if resume % size:
+            self.num_cached[request_id] = self._to_copy[request_id] = at
+            self._resume_block[request_id] = (table[at], resume)
+        return (CachedRun(resume - unit, unit, (table[at],), (block_hash,)),) if new and self.context.observed else ()
 
     def _resume_point(self, request: CacheableRequest) -> int:
         """Where the same prompt sent again would resume, in tokens; a unit earlier with a draft head."""
         unit = self.context.hash_block_size
-        if self.context.retention.resend_steps_back:
+        if self.context.retention.drop_step:
             return max(request.num_prompt_tokens // unit - 1, 0) * unit
         return (request.num_prompt_tokens - 1) // unit * unit
 
@@ -214,14 +277,40 @@ class CheckpointGroup(StateGroup):
         if self.context.retention.interval is None:
             return None
         size = self.block_size
-        points = self.context.retention.points(request, (start + 1) * size, end * size)
+        points = self.context.retention.points(request, (start + 1) * size, (end + 1) * size - 1)
         return {point // size - 1 for point in points}
 
     def new_step_starts(self) -> None:
         """What was made findable before can be hit from now on."""
         self._new_this_step.clear()
 
+    def quiet_until(self, request: CacheableRequest, caching: bool) -> int:
+        """As for a state without checkpoints; and until the resume point, and right after it until its copy is made."""
+        request_id = request.request_id
+        if request_id in self._to_copy:
+            return 0
+        quiet = super().quiet_until(request, caching)
+        if caching and self._fine:
+            resume = self._resume_point(request)
+            if self._considered.get(request_id, 0) < resume:
+                return min(quiet, self.tokens_to_cache(resume))
+        return quiet
+
+    def take_handed_states(self) -> list[tuple[str, int, int]]:
+        """(request, block, tokens) of the checkpoints that became findable since the last call."""
+        handed, self._handed = self._handed, []
+        return handed
+
+    def take_own_end(self, request_id: str, num_tokens: int) -> tuple[int, int] | None:
+        """(block, tokens) of the state at the request's own end, if nothing after these tokens was computed."""
+        own = self._resume_block.pop(request_id, None)
+        return own if own is not None and own[1] == num_tokens else None
+
     def pop(self, request_id: str) -> list[int]:
+        self._resume_block.pop(request_id, None)
+        self._considered.pop(request_id, None)
+        if self._handed:
+            self._handed = [handed for handed in self._handed if handed[0] != request_id]
         self._retired.pop(request_id, None)
         self._has_drafts.discard(request_id)
         self._before.pop(request_id, None)

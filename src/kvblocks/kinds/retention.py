@@ -27,8 +27,8 @@ class Retention:
     interval: int | None
     alignment: int
     """Hits end on multiples of this."""
-    resend_steps_back: int = 0
-    """With a draft head a hit ends so many alignment units earlier."""
+    drop_step: int = 0
+    """With a draft head a hit ends one such step of tokens earlier, on a multiple of it; 0 without."""
 
     def keeps_all_within(self, reach_tokens: int) -> bool:
         """Whether every block is kept of a kind that keeps `reach_tokens` before each point."""
@@ -37,16 +37,20 @@ class Retention:
 
     def points(self, request: RetentionRequest, first: int, last: int) -> set[int]:
         """The token counts in [first, last] at which a hit should be able to end; all aligned."""
-        unit, back = self.alignment, self.resend_steps_back
+        unit, step = self.alignment, self.drop_step
+        if self.interval == 0 and first > request.num_prompt_tokens and first > request.shared_prefix_boundary:
+            return set()  # what was generated: the rule for most blocks, so it comes first
         points: set[int] = set()
         every = unit if self.interval is None else self.interval
         if every:
             start = max(-(-first // every), 1) * every
             points.update(range(start, last + 1, every))
         if self.interval is not None:
-            points.add(max((request.num_prompt_tokens - 1) // unit - back, 0) * unit)
-            if back:  # a longer prompt that extends this one
-                points.add(max(request.num_prompt_tokens // unit - back, 0) * unit)
+            if step:  # the same prompt again, and a longer one that extends it
+                for tokens in (request.num_prompt_tokens - 1, request.num_prompt_tokens):
+                    points.add(max(tokens // step - 1, 0) * step // unit * unit)
+            else:
+                points.add((request.num_prompt_tokens - 1) // unit * unit)
             if request.shared_prefix_boundary >= unit:
                 points.add(request.shared_prefix_boundary // unit * unit)
         return {point for point in points if first <= point <= last}

@@ -22,6 +22,9 @@ def make_groups(
     retention_interval: int | None,
     fine_hits: bool,
     observed: bool,
+    num_prefill_lookahead: int,
+    zeroed_groups: Collection[int],
+    hand_off_states: bool,
 ) -> list[CacheGroup]:
     """The groups of a manager; see `KVCacheManager` for the arguments. Raises UsageError naming the argument."""
     caching = pool.enable_caching
@@ -40,9 +43,12 @@ def make_groups(
         if spec.prefix_cacheable and (unit < 1 or spec.block_size % unit):
             raise UsageError(f"hash_block_size={unit} must divide the block size {spec.block_size} of groups[{i}]")
     whole = math.lcm(*sizes) if sizes else 1
-    if fine_hits and not all(spec.group_class.supports_fine_hits for spec in specs):
-        raise UsageError("fine_hits=True: some group's hits must end on its block size; only full attention can do it")
-    fine = fine_hits and caching and any(size > unit for size in sizes)
+    fine = fine_hits and caching
+    if fine and not all(spec.group_class.supports_fine_hits or spec.block_size == unit for spec in specs):
+        raise UsageError(
+            "fine_hits=True: some group's hits must end on its block size; only full attention and states can end on "
+            f"a hash unit ({unit} tokens) inside a block"
+        )
     alignment = unit if fine else whole
     _check_retention(specs, retention_interval, whole)
     for i in eagle_groups:
@@ -50,7 +56,14 @@ def make_groups(
             raise UsageError(f"eagle_groups names group {i}; groups go from 0 to {len(specs) - 1}")
     # Groups of one spec are looked up together, so they drop together.
     eagle_specs = [specs[i] for i in eagle_groups]
-    retention = Retention(retention_interval, alignment, 1 if eagle_groups else 0)
+    if caching and eagle_groups and whole < num_prefill_lookahead:
+        raise UsageError(
+            f"num_prefill_lookahead={num_prefill_lookahead} exceeds {whole}, the least common multiple of the groups' "
+            "block sizes: what a draft head drops must cover it; draft fewer tokens"
+        )
+    retention = Retention(retention_interval, alignment, whole if eagle_groups else 0)
+    again = max(0, num_prefill_lookahead - 1)
+    defer = fine and any(spec.group_class.defers_hits for spec in specs)
     return [
         spec.make_group(
             GroupContext(
@@ -65,6 +78,10 @@ def make_groups(
                 retention=retention,
                 is_eagle=spec in eagle_specs,
                 observed=observed,
+                reprefill_tokens=again if len(specs) == 1 or spec in eagle_specs else 0,
+                states_defer_hits=defer,
+                zeroed=i in zeroed_groups,
+                hands_off_states=hand_off_states,
             )
         )
         for i, spec in enumerate(specs)

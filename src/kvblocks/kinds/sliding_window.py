@@ -78,7 +78,7 @@ class SlidingWindowGroup(CacheGroup):
     def quiet_until(self, request: CacheableRequest, caching: bool) -> int:
         """As for full attention, and until the next block leaves the window."""
         table = self.tables.get(request.request_id, ())
-        gone = bisect(table, NULL_BLOCK, key=bool)  # null blocks come first
+        gone = bisect(table, NULL_BLOCK)  # null blocks come first
         leaves = (gone + 1) * self.block_size + self.window - 1 + self.extra_retained_tokens
         return min(super().quiet_until(request, caching), leaves)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from kvblocks.errors import IntegrityError, PoolError, UsageError
-from kvblocks.kinds import CachedRun, CacheGroup, Demand, KVCacheSpec, PrefixLookup, make_groups
+from kvblocks.errors import IntegrityError, PoolError, RequestError, UsageError
+from kvblocks.kinds import CacheableRequest, CachedRun, CacheGroup, Demand, KVCacheSpec, PrefixLookup, make_groups
 from kvblocks.manager.blocks import BlockCopy, DecodeSlots, KVCacheBlocks, PrefixHit
+from kvblocks.manager.growing import Grow, make_grow
 from kvblocks.manager.misuse import check_allocation, check_cache
 from kvblocks.manager.observer import Admission, Observer
 from kvblocks.manager.request import Request
@@ -40,9 +41,13 @@ class KVCacheManager:
         eagle_groups: Collection[int] = (),
         retention_interval: int | None = 0,
         fine_hits: bool = False,
+        num_prefill_lookahead: int = 0,
+        zeroed_groups: Collection[int] = (),
+        hand_off_states: bool = False,
         watermark: float = 0.0,
         policy: EvictionPolicy | None = None,
         observer: Observer | None = None,
+        checked: bool = True,
     ) -> None:
         """Build the pool and the groups.
 
@@ -56,6 +61,11 @@ class KVCacheManager:
             known junction, n also every n-th token, None all.
         fine_hits: whether a hit may end inside a block, on a hash unit; its last block is then copied before it is
             written (`take_kv_cache_block_copies`).
+        num_prefill_lookahead: tokens that chained draft modules read ahead; the last but one of them are not cached.
+        zeroed_groups: groups whose new blocks the engine zeroes; `take_new_block_ids` says which.
+        hand_off_states: whether `take_handed_states` is called every step, to store states elsewhere.
+        checked: whether calls are checked for misuse. An engine whose odd calls are to be taken as they come turns it
+            off; then what is wrong is not refused.
         watermark: share of the blocks that the admission of a request leaves free while others run.
 
         Raises UsageError naming the argument and the fix.
@@ -65,6 +75,7 @@ class KVCacheManager:
         if not 0 <= watermark < 1:
             raise UsageError(f"watermark={watermark} must be at least 0 and below 1: it is a share of the blocks")
         self.max_model_len = max_model_len
+        self.checked = checked
         self.enable_caching = enable_caching
         self.block_pool = BlockPool(num_blocks, num_groups=len(groups), policy=policy, enable_caching=enable_caching)
         self.groups: list[CacheGroup] = make_groups(
@@ -77,19 +88,30 @@ class KVCacheManager:
             retention_interval=retention_interval,
             fine_hits=fine_hits,
             observed=observer is not None,
+            num_prefill_lookahead=num_prefill_lookahead,
+            zeroed_groups=zeroed_groups,
+            hand_off_states=hand_off_states,
         )
         self.hash_block_size = self.groups[0].context.hash_block_size if self.groups else 1
         """Granularity of the block hashes that requests must bring, in tokens."""
         self._skipping_groups = [group for group in self.groups if group.skips_tokens]
         self._lookup = PrefixLookup(self.groups)
-        self._observer = observer
+        self.observer = observer
+        """Told of everything; None when nobody is."""
         self.block_pool.listener = observer
         self._watermark_blocks = int(watermark * num_blocks)
-        self.empty_kv_cache_blocks = KVCacheBlocks(tuple(() for _ in groups))
+        self._no_blocks: tuple[Sequence[int], ...] = tuple(() for _ in groups)
+        self.empty_kv_cache_blocks = KVCacheBlocks(self._no_blocks)
         """The shared result that means "success, no block"."""
         self._no_hit = PrefixHit(self.empty_kv_cache_blocks, 0, 0)
-        self._quiet_until: dict[str, int] = {}
-        """Per request, the number of tokens below which a step needs no block, fills none and leaves none behind."""
+        self.quiet_until: dict[Request, int] = {}
+        """Per request, the number of tokens below which a step needs no block, fills none and leaves none behind.
+
+        An engine that trusts its own counts may read it and skip the call; it is this object for the manager's life.
+        """
+        self.grow: Grow | None = make_grow(self, observer is not None)
+        """`allocate_slots` for a request that is in `quiet_until` and asks for nothing but room, where there is a
+        shorter way. An engine that trusts its own counts may call it."""
         self.owners: dict[str, Request] = {}
         """The requests that hold blocks, by id."""
         self._held: Counter[int] = Counter()  # blocks of no table that still have a holder, until they are released
@@ -129,9 +151,18 @@ class KVCacheManager:
         if found.num_tokens:
             blocks = KVCacheBlocks(tuple(found.blocks), request, (self.block_pool, self.block_pool.num_forgotten))
         hit = PrefixHit(blocks, found.num_tokens, boundary)
-        if self._observer is not None:
-            self._observer.on_lookup(request, hit)
+        if self.observer is not None:
+            self.observer.on_lookup(request, hit)
         return hit
+
+    def findable_tokens(self, request_id: str) -> int:
+        """How many leading tokens of the request's tables can be found now, at most, in every group that caches."""
+        pool = self.block_pool
+        found = [
+            next((pool.tokens_of[block] for block in reversed(table) if pool.hash_of[block] is not None), 0)
+            for table in (group.tables.get(request_id, []) for group in self.groups if group.spec.prefix_cacheable)
+        ]
+        return min(found, default=0)
 
     def peak_blocks(self, num_tokens: int, num_encoder_tokens: int = 0) -> tuple[int, ...]:
         """The most blocks, per group, that a request of so many tokens ever holds at once."""
@@ -165,6 +196,7 @@ class KVCacheManager:
         full_sequence_must_fit: bool = False,
         reserved_blocks: int = 0,
         has_scheduled_reqs: bool = True,
+        skip_zeroing_group_ids: Collection[int] = (),
     ) -> KVCacheBlocks | None:
         """Give the request slots for its next tokens; the new blocks, or None when they do not fit.
 
@@ -177,6 +209,7 @@ class KVCacheManager:
         full_sequence_must_fit: refuse unless the whole request (prompt and what it has generated) would fit.
         reserved_blocks: free blocks that are spoken for.
         has_scheduled_reqs: something else runs, so the watermark applies to a waiting request.
+        skip_zeroing_group_ids: groups whose external blocks a connector may write at any time.
 
         On None nothing has changed, but that blocks which left a window were freed, which is right in any case. The
         result holds newly allocated blocks only, not the hits. Blocks filled by this call are findable when it
@@ -185,13 +218,12 @@ class KVCacheManager:
         Raises RequestError on misuse; then nothing has changed.
         """
         computed = request.num_computed_tokens
-        limit = self._quiet_until.get(request.request_id)
+        limit = self.quiet_until.get(request)
         if (
             limit is not None
             and num_new_tokens > 0
             and computed > 0
             and num_lookahead_tokens >= 0
-            and computed + num_new_tokens + num_lookahead_tokens < limit
             and new_computed_blocks is None
             and not (
                 num_new_computed_tokens
@@ -202,25 +234,31 @@ class KVCacheManager:
                 or delay_cache_blocks
             )
             and computed <= request.num_tokens
-            and self.owners.get(request.request_id) is request
             and not (self._watermark_blocks and request.status.name != "RUNNING")
         ):
-            return self.empty_kv_cache_blocks
+            if computed + num_new_tokens + num_lookahead_tokens < limit:
+                return self.empty_kv_cache_blocks
+            if self.grow is not None:
+                grown = self.grow(request, computed, num_new_tokens, num_lookahead_tokens)
+                if grown is self._no_blocks:
+                    return self.empty_kv_cache_blocks
+                return None if grown is None else KVCacheBlocks(grown)
 
         if new_computed_blocks is self.empty_kv_cache_blocks:
             new_computed_blocks = None
-        check_allocation(
-            self,
-            request,
-            new_computed_blocks,
-            num_new_tokens,
-            num_new_computed_tokens,
-            num_lookahead_tokens,
-            num_external_computed_tokens,
-            num_encoder_tokens,
-            reserved_blocks,
-            delay_cache_blocks,
-        )
+        if self.checked:
+            check_allocation(
+                self,
+                request,
+                new_computed_blocks,
+                num_new_tokens,
+                num_new_computed_tokens,
+                num_lookahead_tokens,
+                num_external_computed_tokens,
+                num_encoder_tokens,
+                reserved_blocks,
+                delay_cache_blocks,
+            )
         hits = None if new_computed_blocks is None else new_computed_blocks.blocks
         local = computed + num_new_computed_tokens
         adopted = local + num_external_computed_tokens
@@ -249,7 +287,7 @@ class KVCacheManager:
         if admitted:
             self.owners[request.request_id] = request
         if hits is not None or num_external_computed_tokens:
-            self._adopt(request, hits, local, adopted, num_external_computed_tokens > 0)
+            self._adopt(request, hits, local, adopted, num_external_computed_tokens > 0, skip_zeroing_group_ids)
         new_blocks = tuple(
             [
                 group.allocate(request, num_encoder_tokens if group.counts_encoder_tokens else slots, main)
@@ -258,11 +296,11 @@ class KVCacheManager:
         )
         if not delay_cache_blocks:
             num_tokens = request.num_tokens
-            self._cache(request, main if main < num_tokens else num_tokens)
+            self.make_findable(request, main if main < num_tokens else num_tokens)
         result = KVCacheBlocks(new_blocks) if any(new_blocks) else self.empty_kv_cache_blocks
-        if self._observer is not None:
+        if self.observer is not None:
             admission = Admission(num_new_computed_tokens, num_external_computed_tokens) if admitted else None
-            self._observer.on_allocate(request, new_blocks, admission)
+            self.observer.on_allocate(request, new_blocks, admission)
         return result
 
     def allocate_decode_slots(self, requests: Sequence[Request]) -> DecodeSlots:
@@ -270,16 +308,11 @@ class KVCacheManager:
 
         Most requests of a decode step need no block; this call costs them one look-up and one comparison each.
         """
-        quiet_until, owners = self._quiet_until, self.owners
+        quiet_until = self.quiet_until.get
         new_blocks: dict[int, KVCacheBlocks] = {}
         for i, request in enumerate(requests):
             computed = request.num_computed_tokens
-            name = request.request_id
-            if (
-                0 < computed < request.num_tokens
-                and computed + 1 < quiet_until.get(name, 0)
-                and owners[name] is request
-            ):
+            if computed + 1 < quiet_until(request, 0) and 0 < computed < request.num_tokens:
                 continue
             blocks = self.allocate_slots(request, 1)
             if blocks is None:
@@ -298,19 +331,24 @@ class KVCacheManager:
     ) -> bool:
         """Whether `num_free` blocks meet the demand; tells the observer when they do not."""
         if hits is not None:
-            at_most = self._blocks_needed(request, demand._replace(count_hits=False), hits, num_encoder_tokens)
+            at_most = self.blocks_needed(request, demand._replace(count_hits=False), hits, num_encoder_tokens)
             if at_most <= num_free:
                 return True
-        need = self._blocks_needed(request, demand, hits, num_encoder_tokens)
+        need = self.blocks_needed(request, demand, hits, num_encoder_tokens)
         if need <= num_free:
             return True
-        if self._observer is not None:
-            self._observer.on_refuse(request, need, num_free)
+        if self.observer is not None:
+            self.observer.on_refuse(request, need, num_free)
         return False
 
-    def _blocks_needed(
-        self, request: Request, demand: Demand, hits: tuple[Sequence[int], ...] | None, num_encoder_tokens: int
+    def blocks_needed(
+        self,
+        request: CacheableRequest,
+        demand: Demand,
+        hits: Sequence[Sequence[int]] | None = None,
+        num_encoder_tokens: int = 0,
     ) -> int:
+        """How many free blocks it takes to meet the demand, in all groups; `hits` are those of a new request."""
         need = 0
         for i, group in enumerate(self.groups):
             asked = demand._replace(num_slots=num_encoder_tokens) if group.counts_encoder_tokens else demand
@@ -318,7 +356,13 @@ class KVCacheManager:
         return need
 
     def _adopt(
-        self, request: Request, hits: tuple[Sequence[int], ...] | None, local: int, adopted: int, external: bool
+        self,
+        request: Request,
+        hits: tuple[Sequence[int], ...] | None,
+        local: int,
+        adopted: int,
+        external: bool,
+        skip_zeroing: Collection[int],
     ) -> None:
         """Hold the hits of all groups, then make room for the external tokens.
 
@@ -329,36 +373,41 @@ class KVCacheManager:
             group.adopt(request, () if hits is None else hits[group.group_id], local, adopted)
         if external:
             for group in waiting:
-                group.allocate_external(request, adopted)
+                group.allocate_external(request, adopted, group.group_id not in skip_zeroing)
 
-    def _cache(self, request: Request, num_tokens: int) -> None:
-        """Make full blocks findable, and note until when there is nothing more to do for the request."""
+    def make_findable(self, request: Request, num_tokens: int) -> None:
+        """Make full blocks findable, and note until when there is nothing more to do for the request.
+
+        `cache_blocks` without its checks.
+        """
         caching = self.enable_caching
         quiet = self.max_model_len + 1
         for group in self.groups:
             if caching:
-                runs = group.cache(request, group.cacheable_tokens(num_tokens))
-                for run in runs:
-                    self._tell_cached(request, group, run)
+                runs = group.cache(request, num_tokens if group.caches_all else group.cacheable_tokens(num_tokens))
+                if runs:
+                    for run in runs:
+                        self._tell_cached(request, group, run)
             until = group.quiet_until(request, caching)
             if until < quiet:
                 quiet = until
-        self._quiet_until[request.request_id] = quiet
+        self.quiet_until[request] = quiet
 
     def _tell_cached(self, request: Request, group: CacheGroup, run: CachedRun) -> None:
-        assert self._observer is not None
+        assert self.observer is not None
         parent = request.block_hashes[run.start // group.context.hash_block_size - 1] if run.start else None
-        self._observer.on_cache(request, group.group_id, run, parent)
+        self.observer.on_cache(request, group.group_id, run, parent)
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Make the full blocks among the first `num_computed_tokens` tokens findable, each once.
 
         For content that arrived after its allocation (`delay_cache_blocks`), and for asynchronous scheduling.
         """
-        if not self.enable_caching or num_computed_tokens < self._quiet_until.get(request.request_id, 0):
+        if not self.enable_caching or num_computed_tokens < self.quiet_until.get(request, 0):
             return
-        check_cache(self, request, num_computed_tokens)
-        self._cache(request, num_computed_tokens)
+        if self.checked:
+            check_cache(self, request, num_computed_tokens)
+        self.make_findable(request, num_computed_tokens)
 
     # -- Giving back ----------------------------------------------------------------------------------------------
 
@@ -367,8 +416,8 @@ class KVCacheManager:
         if self._forget(request):
             for group in self.groups:
                 group.free(request.request_id)
-            if self._observer is not None:
-                self._observer.on_free(request.request_id)
+            if self.observer is not None:
+                self.observer.on_free(request.request_id)
 
     def pop_blocks_for_free(self, request: Request) -> list[int]:
         """Forget the request but keep its blocks held, because a step in flight may still write into them.
@@ -379,8 +428,8 @@ class KVCacheManager:
             return []
         blocks = [block for group in self.groups for block in group.pop(request.request_id)]
         self._held.update(blocks)
-        if self._observer is not None:
-            self._observer.on_free(request.request_id)
+        if self.observer is not None:
+            self.observer.on_free(request.request_id)
         return blocks
 
     def release_blocks(self, blocks: Sequence[int]) -> None:
@@ -397,10 +446,11 @@ class KVCacheManager:
                 del held[block]
 
     def _forget(self, request: Request) -> bool:
-        if self.owners.get(request.request_id) is not request:
+        owner = self.owners.get(request.request_id)
+        if owner is None or (owner is not request and self.checked):
             return False
         del self.owners[request.request_id]
-        self._quiet_until.pop(request.request_id, None)
+        self.quiet_until.pop(owner, None)
         return True
 
     def remove_skipped_blocks(self, request_id: str, num_processed_tokens: int) -> None:
@@ -420,6 +470,49 @@ class KVCacheManager:
         self._held.update(held)
         return copies, held
 
+    def take_new_block_ids(self) -> list[int]:
+        """The blocks of `zeroed_groups` handed out since the last call, group by group. Take them every step."""
+        taken = [block for group in self.groups for block in group.new_block_ids]
+        for group in self.groups:
+            group.new_block_ids.clear()
+        return taken
+
+    def report_new_blocks(self, request_id: str, first_token: int) -> None:
+        """Let `take_new_block_ids` name the request's blocks from `first_token` on again: their load has failed.
+
+        Raises RequestError when `first_token` is inside a block, whose valid start would be lost.
+        """
+        zeroed = [group for group in self.groups if group.context.zeroed]
+        if any(first_token % group.block_size for group in zeroed):
+            raise RequestError(request_id, f"first_token={first_token} is inside a block; give a multiple of its size")
+        for group in zeroed:
+            group.new_block_ids += group.tables.get(request_id, ())[first_token // group.block_size :]
+
+    def take_handed_states(self) -> dict[str, list[tuple[int, int, int]]]:
+        """Per request, (group, block, tokens) of the states that became findable since the last call.
+
+        With `hand_off_states`; take them every step. The blocks are valid until the next step writes: hold them
+        (`hold_blocks`) to read them later.
+        """
+        states: dict[str, list[tuple[int, int, int]]] = {}
+        for group in self.groups:
+            for request_id, block, tokens in group.take_handed_states():
+                states.setdefault(request_id, []).append((group.group_id, block, tokens))
+        return states
+
+    def take_own_ends(self, request: Request) -> list[tuple[int, int, int]]:
+        """(group, block, tokens) of the states where the finished request's prompt would resume, still in its table."""
+        if request.num_in_flight_tokens:
+            return []
+        ends = [(group, group.take_own_end(request.request_id, request.num_computed_tokens)) for group in self.groups]
+        return [(group.group_id, *end) for group, end in ends if end is not None]
+
+    def hold_blocks(self, blocks: Iterable[int]) -> None:
+        """Hold blocks for a reader of their content, until `release_blocks`: they stay live whoever frees them."""
+        held = list(blocks)
+        self.block_pool.touch(held)
+        self._held.update(held)
+
     def new_step_starts(self) -> None:
         """Tell that a new step is being scheduled: what the one before made findable can be hit now in any way.
 
@@ -431,14 +524,14 @@ class KVCacheManager:
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
         """Forget the content of these blocks. Blocks in use stay in use, and are blank when they are freed."""
         self.block_pool.evict(block_ids)
-        self._quiet_until.clear()  # a prompt's end inside a block is made findable again at the next step
+        self.quiet_until.clear()  # a prompt's end inside a block is made findable again at the next step
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content. False, and nothing has changed, while any block is in use."""
         if not self.block_pool.reset():
             return False
-        if self._observer is not None:
-            self._observer.on_reset()
+        if self.observer is not None:
+            self.observer.on_reset()
         return True
 
     # -- Checking -------------------------------------------------------------------------------------------------

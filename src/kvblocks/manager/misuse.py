@@ -82,6 +82,11 @@ def check_allocation(
         check_hashes(manager, request, min(adopted + num_new_tokens, total))
 
 
+def check_running(manager: KVCacheManager, request: Request, num_new_tokens: int, num_lookahead_tokens: int) -> None:
+    """`check_allocation` for a request that runs and asks for room only."""
+    check_allocation(manager, request, None, num_new_tokens, 0, num_lookahead_tokens, 0, 0, 0, False)
+
+
 def _refuse_negative(request: Request, **counts: int) -> NoReturn:
     name, count = next((name, count) for name, count in counts.items() if count < 0)
     raise RequestError(request.request_id, f"{name}={count} must not be negative")
@@ -145,7 +150,7 @@ def _check_content(manager: KVCacheManager, request: Request, hit: KVCacheBlocks
         if not group.spec.prefix_cacheable:
             continue
         whole = adopted // group.block_size
-        first = bisect(blocks, NULL_BLOCK, key=bool)  # null blocks come first
+        first = bisect(blocks, NULL_BLOCK)  # null blocks come first
         expected = group.hashes_of_blocks(request.block_hashes, first, whole)
         if first and not group.skips_tokens:
             raise RequestError(

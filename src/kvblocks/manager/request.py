@@ -30,8 +30,9 @@ class HasName(Protocol):
 class Request(Protocol):
     """A request as the manager sees it: read, never written.
 
-    One request is one object from its first allocation to its `free`: a second object under a `request_id` that still
-    holds blocks is refused. Counts are tokens.
+    One request is one object from its first allocation to its `free`, hashed and compared by identity (what a class
+    does that defines no `__eq__`): a second object under a `request_id` that still holds blocks is refused. Counts are
+    tokens.
     """
 
     @property

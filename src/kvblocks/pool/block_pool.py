@@ -235,9 +235,10 @@ class BlockPool:
 
     def cache_one(self, group_id: int, block: int, block_hash: bytes, tokens: int) -> None:
         """`cache` for a single block."""
-        if self.hash_of[block] is not None:
+        hash_of = self.hash_of
+        if hash_of[block] is not None:
             self._forget_partial(block, tokens)
-        self.hash_of[block] = block_hash
+        hash_of[block] = block_hash
         self.tokens_of[block] = tokens
         self.group_of[block] = group_id
         self.indexes[group_id].add(block_hash, block)
@@ -270,6 +271,24 @@ class BlockPool:
             self._extra_hashes.setdefault(block, []).append(block_hash)
         self.indexes[group_id].add(block_hash, block)
         return True
+
+    def move_content(self, source: int, target: int) -> None:
+        """Make `target`, which bears no hash, findable in place of `source`. The caller copies the content itself.
+
+        Nothing is forgotten, so no listener is told.
+        """
+        hashes = self.hashes_of(source)
+        if not hashes:
+            return
+        index = self.indexes[self.group_of[source]]
+        for block_hash in hashes:
+            index.remove(block_hash, source)
+            index.add(block_hash, target)
+        self.hash_of[target], self.hash_of[source] = self.hash_of[source], None
+        self.tokens_of[target], self.group_of[target] = self.tokens_of[source], self.group_of[source]
+        if source in self._extra_hashes:
+            self._extra_hashes[target] = self._extra_hashes.pop(source)
+        self.num_forgotten += 1  # a hit on the source is stale
 
     def is_writable(self, block: int) -> bool:
         """Whether a holder may write into the block: held once, and nobody can hit what it holds."""

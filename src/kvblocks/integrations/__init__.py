@@ -1,0 +1,1 @@
+"""kvblocks inside other engines, one folder each."""
