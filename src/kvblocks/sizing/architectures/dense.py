@@ -31,8 +31,8 @@ WINDOW_UNLESS_SAID = {"mistral": 4096, "starcoder2": None, "exaone4": 4096, "olm
     "nanbeige", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "orion", "persimmon", "phi", "phi3", "phimoe",
     "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text",
     "qwen3_vl_moe_text", "qwen3_omni_moe_text", "qwen2_5_omni_text", "rnj1", "sarvam_moe", "seed_oss", "smollm3",
-    "solar", "stablelm", "starcoder2", "step1", "telechat", "telechat2", "telechat3", "teleflm", "vaultgemma", "dots1", "arctic",
-    "baichuan", "aquila", "minicpm4", "granite_swa", "granitemoe_swa", "flex_olmo", "mellum", "hrm_text",
+    "solar", "stablelm", "starcoder2", "step1", "telechat", "telechat2", "telechat3", "teleflm", "vaultgemma", "dots1",
+    "arctic", "baichuan", "aquila", "minicpm4", "granite_swa", "granitemoe_swa", "flex_olmo", "mellum", "hrm_text",
     "pangu_embedded", "param2moe", "plamo3",
 )  # fmt: skip
 def dense_decoder(config: ModelConfig) -> Architecture:
@@ -54,8 +54,8 @@ def _check_windowed_layers(config: ModelConfig) -> None:
         return
     if first is not None and int(first) < layers:
         raise UsageError(
-            f"{config.name}: use_sliding_window with max_window_layers={first} of {layers} layers: vLLM runs windows in "
-            "all layers or in none; set use_sliding_window to false"
+            f"{config.name}: use_sliding_window with max_window_layers={first} of {layers} layers: vLLM runs windows "
+            "in all layers or in none; set use_sliding_window to false"
         )
 
 
