@@ -15,7 +15,6 @@ import typer
 from rich.console import Console
 
 from kvblocks import __version__
-from kvblocks.cli import printable
 from kvblocks.cli.output import check_writable, write_json
 from kvblocks.cli.plan_view import print_comparison, print_plan, print_search
 from kvblocks.cli.sizes import number, parse_bytes, parse_pairs, whole_number
@@ -181,7 +180,7 @@ def command(
     check_writable(json_path, "--json")
     check_writable(report, "--report")
     if report is not None:
-        pass  # a missing package is told now
+        raise UsageError(f"--report {report}: plans have no page yet; use --json FILE")
     if batch is not None:
         _batch(batch, models, json_path)
         return
@@ -242,13 +241,13 @@ def command(
     elif gpus:
         _search(console, setting, requests, length, json_path)
     else:
-        _plan(console, setting, what_if, json_path, report)
+        _plan(console, setting, what_if, json_path)
 
 
 # -- What to do -------------------------------------------------------------------------------------------------------
 
 
-def _plan(console: Console, setting: Setting, what_if: bool, json_path: str | None, report: Path | None) -> None:
+def _plan(console: Console, setting: Setting, what_if: bool, json_path: str | None) -> None:
     plan = setting.plan()
     wanted = plan.status != "refused" and what_if
     found: list[Effect] = []
@@ -262,11 +261,6 @@ def _plan(console: Console, setting: Setting, what_if: bool, json_path: str | No
         write_json(data, json_path)
     if json_path != "-" and plan.status != "refused":
         print_plan(console, setting, plan, found)
-    if report is not None and plan.status != "refused":
-        from kvblocks.report import write_plan_report
-
-        write_plan_report({"kvblocks": __version__, **plan.to_dict(), "effects": [e.to_dict() for e in found]}, report)
-        console.print(f"Report: {printable(str(report))}", markup=False)
     _exit(plan)
 
 
