@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from kvblocks import __version__
-from kvblocks.cli.output import check_writable, write_json
+from kvblocks.cli.output import check_outputs, plain_console, write_json
 from kvblocks.cli.plan_view import print_comparison, print_plan, print_search
 from kvblocks.cli.sizes import number, parse_bytes, parse_pairs, whole_number
 from kvblocks.errors import UsageError
@@ -177,8 +177,10 @@ def command(
     if list_models or list_gpus:
         _list(list_models, json_path)
         return
-    check_writable(json_path, "--json")
-    check_writable(report, "--report")
+    inputs = [path for path in (model, from_log, batch) if path is not None]
+    if model is not None:
+        inputs.append(str(Path(model) / "config.json"))
+    check_outputs({"--json": json_path, "--report": report}, inputs)
     if report is not None:
         raise UsageError(f"--report {report}: plans have no page yet; use --json FILE")
     if batch is not None:
@@ -235,7 +237,7 @@ def command(
         assume_full_attention=assume is not None,
         folders=folders,
     )
-    console = Console(stderr=json_path == "-", highlight=False)
+    console = plain_console(stderr=json_path == "-")
     if compare is not None:
         _compare(console, setting, compare, json_path)
     elif gpus:
@@ -320,7 +322,7 @@ def _from_log(
     if json_path != "-":
         from kvblocks.cli.log_view import print_log
 
-        print_log(Console(highlight=False), found)
+        print_log(plain_console(), found)
     if any(finding.verdict == "disagrees" for finding in found.findings):
         raise typer.Exit(1)
 
@@ -416,11 +418,8 @@ def _value(text: str) -> Any:
 
 
 def _lines(path: str, option: str) -> Iterator[bytes]:
-    if path == "-":
-        yield from sys.stdin.buffer
-        return
     try:
-        with Path(path).open("rb") as file:
+        with Path(path).open("rb") if path != "-" else nullcontext(sys.stdin.buffer) as file:
             yield from file
     except OSError as error:
         raise UsageError(f"{option} {path}: cannot be read: {error.strerror}") from error
