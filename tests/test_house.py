@@ -15,6 +15,7 @@ SOURCE = ROOT / "src" / "kvblocks"
 # From the ground up; each folder may import those named with it. `errors` is open to all.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "files": set(),
     "prefix": set(),
     "pool": {"prefix"},
     "kinds": {"prefix", "pool"},
@@ -27,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": set(),
     "integrations": {"observe", "manager", "kinds", "pool", "prefix"},
     "cli": {
+        "files",
         "integrations",
         "report",
         "replay",

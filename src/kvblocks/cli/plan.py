@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,8 +15,7 @@ import typer
 from rich.console import Console
 
 from kvblocks import __version__
-from kvblocks.cli import printable
-from kvblocks.cli.output import check_writable, write_json
+from kvblocks.cli.output import check_outputs, plain_console, write_json
 from kvblocks.cli.plan_view import print_comparison, print_plan, print_search
 from kvblocks.cli.sizes import number, parse_bytes, parse_pairs, whole_number
 from kvblocks.errors import UsageError
@@ -178,10 +177,12 @@ def command(
     if list_models or list_gpus:
         _list(list_models, json_path)
         return
-    check_writable(json_path, "--json")
-    check_writable(report, "--report")
+    inputs = [path for path in (model, from_log, batch) if path is not None]
+    if model is not None:
+        inputs.append(str(Path(model) / "config.json"))
+    check_outputs({"--json": json_path, "--report": report}, inputs)
     if report is not None:
-        pass  # a missing package is told now
+        raise UsageError(f"--report {report}: plans have no page yet; use --json FILE")
     if batch is not None:
         _batch(batch, models, json_path)
         return
@@ -236,19 +237,19 @@ def command(
         assume_full_attention=assume is not None,
         folders=folders,
     )
-    console = Console(stderr=json_path == "-", highlight=False)
+    console = plain_console(stderr=json_path == "-")
     if compare is not None:
         _compare(console, setting, compare, json_path)
     elif gpus:
         _search(console, setting, requests, length, json_path)
     else:
-        _plan(console, setting, what_if, json_path, report)
+        _plan(console, setting, what_if, json_path)
 
 
 # -- What to do -------------------------------------------------------------------------------------------------------
 
 
-def _plan(console: Console, setting: Setting, what_if: bool, json_path: str | None, report: Path | None) -> None:
+def _plan(console: Console, setting: Setting, what_if: bool, json_path: str | None) -> None:
     plan = setting.plan()
     wanted = plan.status != "refused" and what_if
     found: list[Effect] = []
@@ -262,11 +263,6 @@ def _plan(console: Console, setting: Setting, what_if: bool, json_path: str | No
         write_json(data, json_path)
     if json_path != "-" and plan.status != "refused":
         print_plan(console, setting, plan, found)
-    if report is not None and plan.status != "refused":
-        from kvblocks.report import write_plan_report
-
-        write_plan_report({"kvblocks": __version__, **plan.to_dict(), "effects": [e.to_dict() for e in found]}, report)
-        console.print(f"Report: {printable(str(report))}", markup=False)
     _exit(plan)
 
 
@@ -326,7 +322,7 @@ def _from_log(
     if json_path != "-":
         from kvblocks.cli.log_view import print_log
 
-        print_log(Console(highlight=False), found)
+        print_log(plain_console(), found)
     if any(finding.verdict == "disagrees" for finding in found.findings):
         raise typer.Exit(1)
 
@@ -422,11 +418,8 @@ def _value(text: str) -> Any:
 
 
 def _lines(path: str, option: str) -> Iterator[bytes]:
-    if path == "-":
-        yield from sys.stdin.buffer
-        return
     try:
-        with Path(path).open("rb") as file:
+        with Path(path).open("rb") if path != "-" else nullcontext(sys.stdin.buffer) as file:
             yield from file
     except OSError as error:
         raise UsageError(f"{option} {path}: cannot be read: {error.strerror}") from error

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from kvblocks import __version__
 from kvblocks.cli import printable
-from kvblocks.cli.output import check_writable, write_json
-from kvblocks.cli.sizes import number, parse_bytes, parse_counts, short, whole_number
+from kvblocks.cli.output import check_outputs, plain_console, write_file, write_json
+from kvblocks.cli.replay_view import interruption, print_replay
+from kvblocks.cli.sizes import number, parse_bytes, parse_counts, whole_number
 from kvblocks.errors import UsageError
-from kvblocks.replay import Replay, ReplaySettings, RunResult, StepCost, replay
+from kvblocks.replay import MAX_BLOCKS, Replay, ReplaySettings, StepCost, replay
 from kvblocks.scheduling import SchedulerConfig
-from kvblocks.traces import MergedTraces, TraceRequest, open_traces
+from kvblocks.traces import MergedTraces, TraceRequest, open_traces, trace_files
 
 HELP = """Run a recorded request trace through scheduler and KV cache, without a model.
 
@@ -38,8 +37,20 @@ each request runs alone, in trace order: what remains is the cache and its evict
 Exit codes: 0 done, 2 bad input or usage, 130 interrupted (what was known so far has been printed).
 """
 
+_TIMED_ONLY = (
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "chunked_prefill",
+    "scheduling_policy",
+    "full_sequence_must_fit",
+    "watermark",
+    "prefill_tokens_per_s",
+    "decode_step_ms",
+)
+
 
 def command(
+    context: typer.Context,
     paths: Annotated[
         list[str], typer.Argument(metavar="TRACE...", help="Trace files or directories of them; - is standard input.")
     ],
@@ -113,10 +124,14 @@ def command(
         typer.Option("--json", metavar="FILE|-", help="Write the results as JSON; - is standard output."),
     ] = None,
     report: Annotated[
-        Path | None,
+        str | None,
         typer.Option(metavar="FILE.html", help="Write an HTML page with plots; needs no network."),
     ] = None,
 ) -> None:
+    if serial:
+        _refuse_timed_flags(context)
+    if not 0 < decode_step_ms <= 1e9:
+        raise UsageError(f"--decode-step-ms {decode_step_ms:g} must be above 0 and at most 1e9")
     settings = ReplaySettings(
         block_size=block_size,
         serial=serial,
@@ -135,25 +150,56 @@ def command(
         cost=StepCost(prefill_tokens_per_s=prefill_tokens_per_s, decode_step_s=decode_step_ms / 1000),
     )
     sizes = _sizes(num_blocks, kv_memory, bytes_per_token, block_size)
-    check_writable(json_path, "--json")
-    check_writable(report, "--report")
+    if report == "-":
+        raise UsageError("--report -: a page is for a browser, not for standard output; name a file such as page.html")
+    check_outputs({"--json": json_path, "--report": report}, [*trace_files(paths), *([tokenizer] if tokenizer else [])])
     if report is not None:
         import kvblocks.report  # a missing package is told before the replay, not after it
-    console = Console(stderr=json_path == "-", highlight=False)
-    source = _Source(paths, trace_format, tokenizer, tokens_per_id, skip_bad_lines, spool=not serial and len(sizes) > 1)
+    source = _Source(paths, trace_format, tokenizer, tokens_per_id, skip_bad_lines, keep=not serial and len(sizes) > 1)
     with _progress(source, len(sizes) if not serial else 1, limit) as on_progress:
         found = replay(source.open, sizes, settings, analyse=report is not None, on_progress=on_progress)
     trace = source.describe(found)
-    if json_path is not None:
-        write_json({"kvblocks": __version__, "trace": trace, **found.to_dict()}, json_path)
-    if json_path != "-":
-        _print(console, trace, found, bytes_per_token)
+    if trace is None or not found.runs:
+        raise KeyboardInterrupt  # nothing is known yet
+    # Files come first, since standard output may be closed by a reader that has enough; but no file that fails may
+    # take the figures with it.
+    failures = []
     if report is not None:
         data = {"kvblocks": __version__, "trace": trace, **found.to_dict(series=True)}
-        kvblocks.report.write_replay_report(data, report)
-        console.print(f"Report: {printable(str(report))}", markup=False)
+        page = kvblocks.report.replay_page(data)
+        failures += _attempt(lambda: write_file(page.encode(), report, "--report"))
+    if json_path is not None:
+        data = {"kvblocks": __version__, "trace": trace, **found.to_dict()}
+        failures += _attempt(lambda: write_json(data, json_path))
+    console = plain_console(stderr=json_path == "-")
+    if json_path != "-":
+        print_replay(console, trace, found, bytes_per_token)
+    elif found.interrupted:
+        console.print(interruption(found))
+    if failures:
+        raise failures[0]
+    if report is not None:
+        console.print(f"Report: {printable(report)}")
     if found.interrupted:
         raise typer.Exit(130)
+
+
+def _attempt(write: Callable[[], None]) -> list[UsageError]:
+    try:
+        write()
+    except UsageError as error:
+        return [error]
+    return []
+
+
+def _refuse_timed_flags(context: typer.Context) -> None:
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if name in _TIMED_ONLY and source is not None and source.name == "COMMANDLINE":
+            raise UsageError(
+                f"{parameter.opts[0]} has no effect with --serial, where each request runs alone; leave one of them out"
+            )
 
 
 def _sizes(
@@ -162,12 +208,12 @@ def _sizes(
     """The cache sizes in blocks, from whichever way they were given."""
     if bool(num_blocks) == bool(kv_memory):
         raise UsageError("give the cache's size: either --num-blocks N, or --kv-memory SIZE with --bytes-per-token B")
+    if bytes_per_token is not None and bytes_per_token < 1:
+        raise UsageError(f"--bytes-per-token {bytes_per_token} must be at least 1")
     if num_blocks:
-        return parse_counts(num_blocks, "--num-blocks")
+        return parse_counts(num_blocks, "--num-blocks", MAX_BLOCKS)
     if bytes_per_token is None:
         raise UsageError("--kv-memory needs --bytes-per-token: 2 x layers x KV heads x head size x bytes per number")
-    if bytes_per_token < 1:
-        raise UsageError(f"--bytes-per-token {bytes_per_token} must be at least 1")
     sizes = []
     for text in (part for given in kv_memory or () for part in given.split(",")):
         blocks = parse_bytes(text, "--kv-memory") // (bytes_per_token * block_size)
@@ -176,12 +222,18 @@ def _sizes(
                 f"--kv-memory {text} holds {blocks} blocks of {block_size} x {bytes_per_token} bytes; give at least "
                 f"{2 * block_size * bytes_per_token} bytes"
             )
+        if blocks > MAX_BLOCKS:
+            raise UsageError(
+                f"--kv-memory {text} holds {blocks} blocks of {block_size} x {bytes_per_token} bytes, whose "
+                f"bookkeeping fits no memory; give at most {MAX_BLOCKS * block_size * bytes_per_token} bytes, or a "
+                "larger --block-size"
+            )
         sizes.append(blocks)
     return sizes
 
 
 class _Source:
-    """The trace, opened anew for each pass; standard input is kept for the passes after the first."""
+    """The trace, opened anew for each pass; what can be read once only is kept for the passes after the first."""
 
     def __init__(
         self,
@@ -190,7 +242,7 @@ class _Source:
         tokenizer: str | None,
         tokens_per_id: int | None,
         skip_bad_lines: bool,
-        spool: bool,
+        keep: bool,
     ) -> None:
         self._open: Callable[[], MergedTraces] = lambda: open_traces(
             paths,
@@ -200,28 +252,33 @@ class _Source:
             skip_bad_lines=skip_bad_lines,
         )
         self._paths = paths
-        self._keep = spool and "-" in paths
-        self._kept: list[TraceRequest] | None = None
+        self._keep = keep
+        self._kept: list[TraceRequest] = []
         self.trace: MergedTraces | None = None
 
     def open(self) -> Iterable[TraceRequest]:
-        if self._kept is not None:
+        if self.trace is not None and self.trace.total_bytes is None:
             return self._kept
         self.trace = self._open()
-        if self._keep:
-            self._kept = list(self.trace)
-            return self._kept
-        return self.trace
+        return self._keeping(self.trace) if self._keep and self.trace.total_bytes is None else self.trace
 
-    def describe(self, found: Replay) -> dict[str, Any]:
-        assert self.trace is not None
+    def _keeping(self, trace: MergedTraces) -> Iterator[TraceRequest]:
+        """The first pass over standard input or a pipe. Every pass reads as far as this one."""
+        for request in trace:
+            self._kept.append(request)
+            yield request
+
+    def describe(self, found: Replay) -> dict[str, Any] | None:
+        """What was read; None when an interrupt came before the trace was open."""
+        if self.trace is None:
+            return None
         skipped = self.trace.skipped
         return {
-            "paths": self._paths,
+            "paths": [printable(path) for path in self._paths],
             "format": self.trace.format,
             "requests": found.num_read,
             "skipped_lines": skipped.count,
-            "skipped_examples": list(skipped.examples),
+            "skipped_examples": [printable(example) for example in skipped.examples],
         }
 
 
@@ -249,79 +306,3 @@ def _progress(source: _Source, runs: int, limit: int | None) -> Iterator[Callabl
             bar.update(task, completed=run + min(share, 1.0), done=done)
 
         yield show
-
-
-def _print(console: Console, trace: dict[str, Any], found: Replay, bytes_per_token: int | None) -> None:
-    """The results as a table, and with several sizes a curve."""
-    mode, block_size = found.settings.mode, found.settings.block_size
-    console.print(
-        f"{trace['requests']:,} requests of {', '.join(map(printable, trace['paths']))} ({trace['format']}), "
-        f"{mode} replay, blocks of {block_size} tokens",
-        markup=False,
-        soft_wrap=True,
-    )
-    if trace["skipped_lines"]:
-        console.print(f"{trace['skipped_lines']:,} bad lines were left out, the first: ", end="", markup=False)
-        console.print(printable(trace["skipped_examples"][0]), markup=False, soft_wrap=True)
-    if found.interrupted:
-        console.print("Interrupted: these are the figures so far.", markup=False)
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    columns = [column for column in _COLUMNS[mode] if column != "memory" or bytes_per_token is not None]
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    for run in found.runs:
-        cells = _cells(run, bytes_per_token)
-        table.add_row(*(cells[column] for column in columns))
-    console.print(table)
-    if len(found.runs) > 1:
-        console.print()
-        for line in _curve(found.runs):
-            console.print(line, markup=False)
-    for run in found.runs:
-        for reason, count in run.reject_reasons.items():
-            first = run.reject_examples[reason]
-            told = f"{run.num_blocks:,} blocks: {count:,} rejected, {reason}; the first: {first}"
-            console.print(told, markup=False)
-
-
-_COMMON = ("blocks", "tokens", "memory", "hit\nrate", "last\nhalf", "hit\ntokens", "evicted\nblocks")
-_COLUMNS = {
-    "serial": (*_COMMON, "peak\nlive", "re-\njected"),
-    "timed": (*_COMMON, "re-\njected", "pre-\nempted", "recom-\nputed", "TTFT\np50", "TTFT\np99"),
-}
-
-
-def _cells(run: RunResult, bytes_per_token: int | None) -> dict[str, str]:
-    tokens = (run.num_blocks - 1) * run.block_size
-    cells = {
-        "blocks": f"{run.num_blocks:,}",
-        "tokens": short(tokens),
-        "hit\nrate": f"{100 * run.hit_rate:.1f}%",
-        "last\nhalf": f"{100 * run.hit_rate_last_half:.1f}%",
-        "hit\ntokens": short(run.hit_tokens),
-        "evicted\nblocks": short(run.evicted_blocks),
-        "peak\nlive": short(run.peak_live_blocks),
-        "re-\njected": f"{run.rejected:,}",
-        "pre-\nempted": f"{run.preemptions:,}",
-        "recom-\nputed": short(run.recomputed_tokens),
-    }
-    if bytes_per_token is not None:
-        cells["memory"] = f"{tokens * bytes_per_token / 2**30:,.1f} GiB"
-    for percentile in ("p50", "p99"):
-        cells[f"TTFT\n{percentile}"] = _seconds(run.ttft_s[percentile])
-    return cells
-
-
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.0f}s" if value >= 100 else f"{value:.3g}s"
-
-
-def _curve(runs: list[RunResult]) -> Iterator[str]:
-    """Hit rate against cache size, as bars."""
-    width = max(len(f"{run.num_blocks:,}") for run in runs)
-    yield "hit rate by blocks"
-    for run in runs:
-        bar = "█" * round(50 * run.hit_rate) or "▏"
-        yield f"{run.num_blocks:>{width},} {bar} {100 * run.hit_rate:.1f}%"

@@ -32,8 +32,8 @@ class BlockHasher:
     __slots__ = ("_count", "_new", "algorithm", "block_size", "root")
 
     def __init__(self, block_size: int, algorithm: str = "sha256", seed: bytes | str = b"") -> None:
-        if block_size < 1:
-            raise UsageError(f"block_size={block_size}: a hash unit must hold at least one token")
+        if not 1 <= block_size < 2**32:
+            raise UsageError(f"block_size={block_size}: a hash unit holds at least 1 token and fewer than 2**32")
         found = hash_algorithm(algorithm)
         raw_seed = seed if isinstance(seed, bytes) else seed.encode("utf-8", "surrogatepass")
         name = found.name.encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 
 from kvblocks.errors import UsageError
@@ -21,10 +22,13 @@ class StepCost:
     decode_step_s: float = 0.020
 
     def __post_init__(self) -> None:
-        if not 0 < self.prefill_tokens_per_s < float("inf"):
-            raise UsageError(f"prefill_tokens_per_s={self.prefill_tokens_per_s} must be positive and finite")
-        if not 0 < self.decode_step_s < float("inf"):
-            raise UsageError(f"decode_step_s={self.decode_step_s} must be positive and finite")
+        # Within these no sum of steps is infinite, and none too small to count.
+        if not 1e-3 <= self.prefill_tokens_per_s <= 1e15:
+            raise UsageError(
+                f"prefill_tokens_per_s={self.prefill_tokens_per_s} must be at least 0.001 and at most 1e15"
+            )
+        if not 1e-9 <= self.decode_step_s <= 1e6:
+            raise UsageError(f"decode_step_s={self.decode_step_s} must be at least 1e-9 and at most 1e6 seconds")
 
     def step_s(self, num_prefill_tokens: int) -> float:
         """Seconds for a step with so many prompt tokens."""
@@ -49,12 +53,12 @@ class ReplaySettings:
     cost: StepCost = field(default_factory=StepCost)
 
     def __post_init__(self) -> None:
-        if self.block_size < 1:
-            raise UsageError(f"block_size={self.block_size} must be at least 1 token")
+        if not 1 <= self.block_size < 2**32:
+            raise UsageError(f"block_size={self.block_size} must be at least 1 token and below {2**32}")
         if self.max_model_len is not None and self.max_model_len < 1:
             raise UsageError(f"max_model_len={self.max_model_len} must be at least 1 token")
-        if self.limit is not None and self.limit < 1:
-            raise UsageError(f"limit={self.limit} must be at least 1 request")
+        if self.limit is not None and not 1 <= self.limit <= sys.maxsize:
+            raise UsageError(f"limit={self.limit} must be at least 1 request and at most {sys.maxsize}; None reads all")
 
     @property
     def mode(self) -> str:
