@@ -258,3 +258,47 @@ def test_random_traffic_ends_with_every_request_served_and_no_block_lost(
         assert not len(engine.scheduler), f"seed {seed}: requests are stuck"
         assert len(served) > 25
         assert engine.manager.pool_usage.live == 0
+
+
+def state_engine(**config: Any) -> Engine:
+    specs: list[KVCacheSpec] = [
+        FullAttentionSpec(block_size=4),
+        MambaSpec(block_size=4, cache_mode="align"),
+    ]
+    return Engine(200, specs, max_in_flight_tokens=64, **config)
+
+
+def test_steps_over_a_prompt_end_at_a_block_s_end_so_that_its_state_can_be_hit() -> None:
+    engine = state_engine(max_num_batched_tokens=10)
+    engine.add("a", range(23))
+    assert [tokens_of(engine.step()) for _ in range(4)] == [{"a": 8}, {"a": 8}, {"a": 4}, {"a": 3}]
+    engine.add("b", [*range(20), 50, 51])
+    assert engine.step().admitted[0].num_hit_tokens == 20
+
+
+def test_a_prompt_waits_for_a_step_with_room_up_to_a_block_s_end() -> None:
+    engine = state_engine(max_num_batched_tokens=10)
+    engine.add("a", range(7))
+    engine.add("b", range(100, 120))
+    assert tokens_of(engine.step()) == {"a": 4, "b": 4}
+    assert tokens_of(engine.step()) == {"a": 3, "b": 4}
+    assert tokens_of(engine.step()) == {"a": 1, "b": 8}
+
+
+def test_a_block_that_no_step_can_fill_is_filled_in_several() -> None:
+    engine = state_engine(max_num_batched_tokens=3)
+    engine.add("a", range(10))
+    assert [tokens_of(engine.step())["a"] for _ in range(5)] == [3, 1, 3, 1, 2]
+
+
+def test_without_prefix_caching_steps_end_anywhere() -> None:
+    manager = KVCacheManager(
+        50,
+        [MambaSpec(block_size=64, cache_mode="none")],
+        max_model_len=64,
+        enable_caching=False,
+        max_in_flight_tokens=64,
+    )
+    scheduler = Scheduler(manager, SchedulerConfig(max_num_batched_tokens=10))
+    assert scheduler.add(TokenRequest("a", range(23), HASHER)) is None
+    assert tokens_of(scheduler.schedule()) == {"a": 10}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -15,16 +13,15 @@ import typer
 from rich.console import Console
 
 from kvblocks import __version__
+from kvblocks.cli.engine_flags import device_of, environment, flag_words
 from kvblocks.cli.output import check_outputs, plain_console, write_json
 from kvblocks.cli.plan_view import print_comparison, print_plan, print_search
-from kvblocks.cli.sizes import number, parse_bytes, parse_pairs, whole_number
+from kvblocks.cli.sizes import number, parse_bytes, whole_number
 from kvblocks.errors import UsageError
 from kvblocks.sizing import EngineFlags, Plan, Setting
 from kvblocks.sizing.batch import answer_batch
 from kvblocks.sizing.catalogue import find_model, names
-from kvblocks.sizing.devices import Device, device_of_memory, find_device
 from kvblocks.sizing.effects import Effect, count_steps, effects
-from kvblocks.sizing.resolve import ENVIRONMENT
 from kvblocks.sizing.search import fewest_gpus
 
 HELP = """Plan a KV cache: how many tokens fit, how many requests at once, and which flag changes that.
@@ -219,7 +216,7 @@ def command(
     }
     place = {"gpu": gpu, "memory": memory, "available": available}
     if from_log is not None:
-        _from_log(from_log, model, given, place, _environment(env), json_path)
+        _from_log(from_log, model, given, place, environment(env), json_path)
         return
     if model is None:
         raise UsageError(
@@ -231,8 +228,8 @@ def command(
     setting = Setting(
         config=config,
         flags=EngineFlags.from_mapping({name: value for name, value in given.items() if value is not None}),
-        env=_environment(env),
-        device=_device(gpu, memory),
+        env=environment(env),
+        device=device_of(gpu, memory),
         available_bytes=None if available is None else parse_bytes(available, "--available"),
         assume_full_attention=assume is not None,
         folders=folders,
@@ -267,7 +264,7 @@ def _plan(console: Console, setting: Setting, what_if: bool, json_path: str | No
 
 
 def _compare(console: Console, setting: Setting, flags: tuple[str, str], json_path: str | None) -> None:
-    settings = [setting.changed(**_flag_words(text)) for text in flags]
+    settings = [setting.changed(**flag_words(text, "--compare")) for text in flags]
     plans = [one.plan() for one in settings]
     labels = [text.strip() or "as given" for text in flags]
     if json_path is not None:
@@ -298,7 +295,7 @@ def _batch(path: str, models: str | None, json_path: str | None) -> None:
     start = Path(models) if models is not None else (Path() if path == "-" else Path(path).parent)
     if models is not None and not start.is_dir():
         raise UsageError(f"--models {models}: is no folder")
-    for answer in answer_batch(lines, start, _environment(None)):
+    for answer in answer_batch(lines, start, environment(None)):
         sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
     sys.stdout.flush()
 
@@ -314,7 +311,7 @@ def _from_log(
     from kvblocks.sizing.from_log import read_and_check
 
     flags = {name: value for name, value in given.items() if value is not None}
-    device = _device(place["gpu"], place["memory"])
+    device = device_of(place["gpu"], place["memory"])
     available = None if place["available"] is None else parse_bytes(place["available"], "--available")
     found = read_and_check(_lines(path, "--from-log"), path, model, flags, device, available, env)
     if json_path is not None:
@@ -371,50 +368,6 @@ def _object(text: str | None, option: str) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         raise UsageError(f"{option} {text!r} must be a JSON object")
     return value
-
-
-def _device(gpu: str | None, memory: str | None) -> Device | None:
-    if gpu is not None and memory is not None:
-        raise UsageError("give either --gpu or --memory, not both: the GPU's memory is known")
-    if gpu is not None:
-        return find_device(gpu)
-    return None if memory is None else device_of_memory(parse_bytes(memory, "--memory"))
-
-
-def _environment(given: list[str] | None) -> dict[str, str]:
-    """vLLM's variables: those of this process, and those given, which go before."""
-    env = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-    for name, value in parse_pairs(given or [], "--env"):
-        if name not in ENVIRONMENT:
-            raise UsageError(f"--env {name}: does not change the cache; those that do: {', '.join(ENVIRONMENT)}")
-        env[name] = value
-    return env
-
-
-def _flag_words(text: str) -> dict[str, Any]:
-    """Flags written as for a command line, as their names and values."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise UsageError(f"--compare {text!r}: {error}") from None
-    flags: dict[str, Any] = {}
-    at = 0
-    while at < len(words):
-        name, _, value = words[at].partition("=")
-        if not name.startswith("-"):
-            raise UsageError(f"--compare {text!r}: {name!r} is no flag; write it as on the command line: -tp 2")
-        if not value and at + 1 < len(words) and not words[at + 1].startswith("--"):
-            at, value = at + 1, words[at + 1]
-        flags[name] = _value(value) if value else True
-        at += 1
-    return EngineFlags.names_and_values(flags)
-
-
-def _value(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return text
 
 
 def _lines(path: str, option: str) -> Iterator[bytes]:

@@ -250,6 +250,8 @@ class CacheGroup:
     """Whether a running request needs as many blocks as its table lacks, whatever it has done before."""
     defers_hits: ClassVar[bool] = False
     """Whether what a step computes can be hit in the next step only."""
+    aligns_steps: ClassVar[bool] = False
+    """Whether the steps of a prompt should end where `step_end` says."""
     counts_encoder_tokens: ClassVar[bool] = False
     """Whether the slots of this kind are the encoder's tokens."""
 
@@ -511,6 +513,10 @@ class CacheGroup:
     def take_own_end(self, request_id: str, num_tokens: int) -> tuple[int, int] | None:
         """(block, tokens) of the state at the request's own end. Only states have one."""
         return None
+
+    def step_end(self, request: CacheableRequest, start: int, end: int, most: int) -> int:
+        """Where a step over the tokens [start, end) should end, so that what it leaves behind can be hit."""
+        return end
 
     def new_step_starts(self) -> None:
         """A new step begins: the one before has been computed, or will be before this one reads."""

@@ -73,6 +73,7 @@ class CheckpointGroup(StateGroup):
 
     supports_fine_hits = True
     defers_hits = True
+    aligns_steps = True
 
     def __init__(self, spec: MambaSpec, context: GroupContext) -> None:
         super().__init__(spec, context)
@@ -279,6 +280,31 @@ class CheckpointGroup(StateGroup):
         size = self.block_size
         points = self.context.retention.points(request, (start + 1) * size, (end + 1) * size - 1)
         return {point // size - 1 for point in points}
+
+    def step_end(self, request: CacheableRequest, start: int, end: int, most: int) -> int:
+        """At a block's end while the prompt is computed, and where the same or a sibling prompt would resume.
+
+        A state stands where a step ended, and only those at block ends (and the resume point) can be hit. A block that
+        no step can fill (`most` tokens) is filled in several. The rule is vLLM's.
+        """
+        size, drop = self.block_size, self.context.retention.drop_step
+        last_prefill = max(request.num_prompt_tokens, request.num_tokens - 1)
+        if start >= last_prefill:
+            return end
+        if end < last_prefill:
+            aligned = end // size * size
+            if aligned > start or size <= most:
+                end = aligned
+        whole = request.num_tokens // size * size - size if drop else (request.num_tokens - 1) // size * size
+        stops = [whole]
+        if start % size:
+            stops.append((start // size + 1) * size)
+        if self._fine and whole < (resume := self._resume_point(request)) < request.num_prompt_tokens:
+            stops.append(resume)
+        junction = request.shared_prefix_boundary
+        if start < junction < end:
+            stops.append(start + (junction - start) // size * size)
+        return min((stop for stop in stops if start < stop < end), default=max(start, end))
 
     def new_step_starts(self) -> None:
         """What was made findable before can be hit from now on."""

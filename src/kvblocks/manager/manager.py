@@ -95,6 +95,7 @@ class KVCacheManager:
         self.hash_block_size = self.groups[0].context.hash_block_size if self.groups else 1
         """Granularity of the block hashes that requests must bring, in tokens."""
         self._skipping_groups = [group for group in self.groups if group.skips_tokens]
+        self._aligning_groups = [group for group in self.groups if group.aligns_steps] if enable_caching else []
         self._lookup = PrefixLookup(self.groups)
         self.observer = observer
         """Told of everything; None when nobody is."""
@@ -302,6 +303,17 @@ class KVCacheManager:
             admission = Admission(num_new_computed_tokens, num_external_computed_tokens) if admitted else None
             self.observer.on_allocate(request, new_blocks, admission)
         return result
+
+    def step_tokens(self, request: Request, start: int, num_tokens: int, most: int) -> int:
+        """How many of the next `num_tokens` from token `start` a step should compute, `most` being its limit.
+
+        All of them, but where a state's checkpoints stand at the ends of steps. 0: it should wait for a step with more
+        room. `shared_prefix_boundary` of the request's look-up must be set.
+        """
+        end = start + num_tokens
+        for group in self._aligning_groups:
+            end = min(end, group.step_end(request, start, end, most))
+        return end - start
 
     def allocate_decode_slots(self, requests: Sequence[Request]) -> DecodeSlots:
         """`allocate_slots(request, 1)` for each request in turn, until one does not fit.
