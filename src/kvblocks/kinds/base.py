@@ -143,8 +143,9 @@ class KVCacheSpec:
 
     def _require_positive(self, *names: str) -> None:
         for name in names:
-            if getattr(self, name) < 1:
-                raise UsageError(f"{type(self).__name__}: {name}={getattr(self, name)} must be at least 1")
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise UsageError(f"{type(self).__name__}: {name}={value!r} must be at least 1")
 
     @property
     def prefix_cacheable(self) -> bool:
@@ -212,7 +213,7 @@ class AttentionSpec(KVCacheSpec):
     state_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        self._require_positive("num_kv_heads", "head_size", "dtype_bytes")
+        self._require_positive("block_size", "num_kv_heads", "head_size", "dtype_bytes")
         if self.tokens_per_state <= 0:
             raise UsageError(f"{type(self).__name__}: tokens_per_state={self.tokens_per_state} must be above 0")
         if self.block_size % self.tokens_per_state:

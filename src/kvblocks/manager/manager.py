@@ -9,7 +9,7 @@ from kvblocks.errors import IntegrityError, PoolError, RequestError, UsageError
 from kvblocks.kinds import CacheableRequest, CachedRun, CacheGroup, Demand, KVCacheSpec, PrefixLookup, make_groups
 from kvblocks.manager.blocks import BlockCopy, DecodeSlots, KVCacheBlocks, PrefixHit
 from kvblocks.manager.growing import Grow, make_grow
-from kvblocks.manager.misuse import check_allocation, check_cache
+from kvblocks.manager.misuse import check_allocation, check_cache, check_setup
 from kvblocks.manager.observer import Admission, Observer
 from kvblocks.manager.request import Request
 from kvblocks.pool import BlockPool, EvictionPolicy, PoolUsage
@@ -70,8 +70,11 @@ class KVCacheManager:
 
         Raises UsageError naming the argument and the fix.
         """
-        if max_model_len < 1:
-            raise UsageError(f"max_model_len={max_model_len} must be at least 1")
+        check_setup(groups, max_model_len)
+        if eagle_groups and not use_eagle:
+            raise UsageError(
+                f"eagle_groups={list(eagle_groups)} has no effect without use_eagle=True; give both or none"
+            )
         if not 0 <= watermark < 1:
             raise UsageError(f"watermark={watermark} must be at least 0 and below 1: it is a share of the blocks")
         self.max_model_len = max_model_len

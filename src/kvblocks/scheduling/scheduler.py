@@ -126,6 +126,8 @@ class Scheduler:
 
     def finish(self, request_id: str) -> None:
         """End a request, done or aborted, waiting or running: its blocks are free. An unknown id is harmless."""
+        if not isinstance(request_id, str):
+            raise UsageError(f"finish({request_id!r}): name the request by its request_id")
         request = self._requests.pop(request_id, None)
         if request is None:
             return
@@ -195,7 +197,9 @@ class Scheduler:
         """Serve the run of decoding requests that starts at `at`, in one call; how many found room."""
         batch: list[SchedulableRequest] = []
         longest = self._max_request_tokens
-        for request in self.running[at : at + budget]:
+        running = self.running
+        for i in range(at, min(at + budget, len(running))):
+            request = running[i]
             if request.num_tokens - request.num_computed_tokens != 1 or request.num_tokens > longest:
                 break
             batch.append(request)
