@@ -33,7 +33,7 @@ QUESTIONS = [
     f"Where do I find books about {subject}?" for subject in ("rivers", "ships", "stars", "bees", "maps", "ice")
 ]
 OPTIONS = "--enforce-eager --max-model-len 1024 --num-gpu-blocks-override 80 --block-size 32 --max-num-seqs 8 --seed 0"
-OPTIONS += " --gpu-memory-utilization 0.3 --dtype float32"
+OPTIONS += " --gpu-memory-utilization 0.3 --dtype float32 --shutdown-timeout 30"
 
 
 VLLM = """
