@@ -323,12 +323,23 @@ class KVCacheManager:
 
         Most requests of a decode step need no block; this call costs them one look-up and one comparison each.
         """
-        quiet_until = self.quiet_until.get
+        quiet_until, checked = self.quiet_until.get, self.checked
+        grow = None if self._watermark_blocks else self.grow
         new_blocks: dict[int, KVCacheBlocks] = {}
         for i, request in enumerate(requests):
-            computed = request.num_computed_tokens
-            if computed + 1 < quiet_until(request, 0) and 0 < computed < request.num_tokens:
-                continue
+            limit = quiet_until(request)
+            if limit is not None:
+                computed = request.num_computed_tokens
+                if not checked or 0 < computed < request.num_tokens:
+                    if computed + 1 < limit:
+                        continue
+                    if grow is not None:
+                        grown = grow(request, computed, 1, 0)
+                        if grown is None:
+                            return DecodeSlots(i, new_blocks)
+                        if grown is not self._no_blocks:
+                            new_blocks[i] = KVCacheBlocks(grown)
+                        continue
             blocks = self.allocate_slots(request, 1)
             if blocks is None:
                 return DecodeSlots(i, new_blocks)
