@@ -15,6 +15,7 @@ SOURCE = ROOT / "src" / "kvblocks"
 # From the ground up; each folder may import those named with it. `errors` is open to all.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "units": set(),
     "prefix": set(),
     "pool": {"prefix"},
     "kinds": {"prefix", "pool"},
@@ -24,9 +25,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sizing": {"kinds", "prefix", "pool"},
     "traces": set(),
     "replay": {"scheduling", "traces", "sizing", "observe", "manager", "kinds", "pool", "prefix"},
-    "report": set(),
+    "report": {"units"},
     "integrations": {"observe", "manager", "kinds", "pool", "prefix"},
     "cli": {
+        "units",
         "integrations",
         "report",
         "replay",

@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from kvblocks.cli import printable
-from kvblocks.cli.sizes import size
 from kvblocks.sizing import Plan, Setting
 from kvblocks.sizing.effects import Effect
 from kvblocks.sizing.search import Search
+from kvblocks.units import size
 
 SHOWN_EFFECTS = 12
 """Steps in the table; the rest are in the JSON."""

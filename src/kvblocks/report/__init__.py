@@ -15,6 +15,7 @@ except ImportError as error:
     raise MissingExtraError("plotly", "report", "an HTML report") from error
 
 from kvblocks.report.page import replay_page
+from kvblocks.report.plan_page import plan_page
 
 
 def write_replay_report(data: Mapping[str, Any], path: Path) -> None:
@@ -22,7 +23,18 @@ def write_replay_report(data: Mapping[str, Any], path: Path) -> None:
 
     Raises UsageError naming the path when it cannot be written.
     """
-    page = replay_page(data)
+    _write(replay_page(data), path)
+
+
+def write_plan_report(data: Mapping[str, Any], path: Path) -> None:
+    """Write the page for a plan's data (see `plan_page`); whole or not at all.
+
+    Raises UsageError naming the path when it cannot be written.
+    """
+    _write(plan_page(data), path)
+
+
+def _write(page: str, path: Path) -> None:
     part = Path(f"{path}.part")
     try:
         part.write_text(page, encoding="utf-8")
@@ -31,4 +43,4 @@ def write_replay_report(data: Mapping[str, Any], path: Path) -> None:
         raise UsageError(f"{path}: the report cannot be written: {error.strerror}") from error
 
 
-__all__ = ["replay_page", "write_replay_report"]
+__all__ = ["replay_page", "write_plan_report", "write_replay_report"]

@@ -2,36 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import plotly.graph_objects as go
 
-# A palette that colour-blind readers can tell apart (Okabe and Ito, 2008).
-BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#999999"
-RUN_COLOURS = (BLUE, ORANGE, GREEN, PINK, "#56B4E9", "#D55E00", GREY)
-
-Data = Mapping[str, Any]
-
-
-def _figure(*traces: Any, **layout: Any) -> go.Figure:
-    figure = go.Figure(data=list(traces))
-    figure.update_layout(
-        margin={"l": 60, "r": 20, "t": 20, "b": 50},
-        height=380,
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": "system-ui, sans-serif", "size": 13},
-        hovermode="x unified",
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0},
-        template="none",
-    )
-    figure.update_layout(**layout)
-    grid = {"gridcolor": "rgba(128,128,128,0.25)", "zerolinecolor": "rgba(128,128,128,0.5)", "automargin": True}
-    figure.update_xaxes(**grid)
-    figure.update_yaxes(**grid)
-    return figure
+from kvblocks.report.chart import BLUE, GREY, ORANGE, RUN_COLOURS, Data, chart
 
 
 def _blocks(run: Data) -> str:
@@ -61,7 +37,7 @@ def hit_rate_by_size(runs: Sequence[Data]) -> go.Figure | None:
         )
     ]
     top = max(max(run["hit_rate"], run["hit_rate_last_half"]) for run in runs)
-    return _figure(
+    return chart(
         *lines,
         xaxis={
             "type": "log",
@@ -94,7 +70,7 @@ def occupancy(run: Data) -> go.Figure | None:
             ("blank", "blank: free, empty", GREY),
         )
     ]
-    return _figure(*areas, xaxis={"title": _x_title(series)}, yaxis={"title": "blocks", "tickformat": ",d"})
+    return chart(*areas, xaxis={"title": _x_title(series)}, yaxis={"title": "blocks", "tickformat": ",d"})
 
 
 def hit_rate_over_time(runs: Sequence[Data]) -> go.Figure | None:
@@ -116,7 +92,7 @@ def hit_rate_over_time(runs: Sequence[Data]) -> go.Figure | None:
         )
     if not any(y is not None for line in lines for y in line.y or ()):
         return None
-    return _figure(
+    return chart(
         *lines,
         xaxis={"title": _x_title(runs[0]["series"])},
         yaxis={"title": "prompt tokens hit", "tickformat": ".0%", "rangemode": "tozero"},
@@ -135,7 +111,7 @@ def reuse_distances(reuse: Data | None, runs: Sequence[Data]) -> go.Figure | Non
     for count in counts:
         running += count
         shares.append(running / total)
-    figure = _figure(
+    figure = chart(
         go.Bar(x=labels, y=counts, name="touches", marker={"color": BLUE}, hovertemplate="%{y:,} touches"),
         go.Scatter(
             x=labels,
@@ -188,7 +164,7 @@ def shared_prefixes(prefixes: Sequence[Data]) -> go.Figure | None:
         f"{row['hit_tokens']:,} tokens to save"
         for row in prefixes
     ]
-    return _figure(
+    return chart(
         go.Icicle(
             ids=[row["id"] for row in prefixes],
             parents=[row["parent"] or "" for row in prefixes],

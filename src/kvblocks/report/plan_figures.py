@@ -1,0 +1,193 @@
+"""The plots of a plan, one function each, from its JSON; None where there is nothing to draw."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import plotly.graph_objects as go
+
+from kvblocks.report.chart import BLUE, GREEN, GREY, ORANGE, PINK, RUN_COLOURS, Data, bars, chart
+from kvblocks.units import length, size
+
+GIB = 2**30
+CACHE, UNUSED = "KV cache", "not taken: beyond vLLM's share"
+TERM_COLOURS = {
+    "weights": ORANGE,
+    "activations": PINK,
+    "CUDA graphs": "#56B4E9",
+    "other": "#F0E442",
+    CACHE: BLUE,
+    UNUSED: "rgba(128,128,128,0.35)",
+}
+USED, EMPTY = BLUE, "rgba(128,128,128,0.45)"
+
+
+def term_colours(estimates: Sequence[Data]) -> dict[str, str]:
+    """Colours of what the memory goes to, in the order of the bars."""
+    found = [term["name"] for term in estimates[0]["terms"] if term["name"] != "requested"] if estimates else []
+    spare = iter((GREEN, "#D55E00", GREY))
+    return {name: TERM_COLOURS.get(name) or next(spare, GREY) for name in (*found, CACHE, UNUSED)}
+
+
+def memory(bounds: Sequence[tuple[str, str, Data]]) -> go.Figure | None:
+    """Where the memory of a GPU goes: a bar for each label, bound (`low`, `best` or `high`) and estimate."""
+    if not bounds:
+        return None
+    parts = []
+    for name, colour in term_colours([estimate for _, _, estimate in bounds]).items():
+        taken = [_taken(estimate, bound, name) for _, bound, estimate in bounds]
+        parts.append((colour, [size_ / GIB for size_ in taken], [f"{name}: {size(size_)}" for size_ in taken]))
+    share = bounds[0][2]["requested_bytes"]
+    labels = [
+        (size(max(estimate[f"available_{bound}"], 0)), f"for the cache {label}".strip())
+        for label, bound, estimate in bounds
+    ]
+    return bars(labels, parts, title="GiB of one GPU", mark=(share / GIB, f"vLLM's share: {size(share)}"))
+
+
+def _taken(estimate: Data, bound: str, name: str) -> int:
+    """Bytes of one part of the bar."""
+    if name == CACHE:
+        return max(int(estimate[f"available_{bound}"]), 0)
+    if name == UNUSED:
+        # A model larger than the share takes of this part, and then goes beyond the GPU.
+        return max(
+            int(estimate["total_bytes"] - estimate["requested_bytes"] + min(estimate[f"available_{bound}"], 0)), 0
+        )
+    return sum(-int(term[f"{bound}_bytes"]) for term in estimate["terms"] if term["name"] == name)
+
+
+def block_by_group(plan: Data) -> go.Figure | None:
+    """What each group uses of one block. None where every group uses all of it."""
+    groups = plan["groups"]
+    if not any(group["unused_bytes_per_block"] for group in groups):
+        return None
+    block = plan["bytes_per_block"][0]
+    unit, factor = next(pair for pair in (("MiB", 2**20), ("KiB", 2**10), ("bytes", 1)) if block >= pair[1])
+    empty = [group["unused_bytes_per_block"] for group in groups]
+    used = [block - unused for unused in empty]
+    return bars(
+        [
+            (f"{bytes_ / block:.0%}", f"group {i}: {group['kind'].replace('_', ' ')}, layers: {group['n_layers']:,}")
+            for i, (group, bytes_) in enumerate(zip(groups, used, strict=True))
+        ],
+        [
+            (USED, [bytes_ / factor for bytes_ in used], [f"used: {size(bytes_)}" for bytes_ in used]),
+            (EMPTY, [bytes_ / factor for bytes_ in empty], [f"holds nothing: {size(bytes_)}" for bytes_ in empty]),
+        ],
+        title=f"{unit} of one block",
+    )
+
+
+def requests_by_length(curves: Mapping[str, Sequence[Data]], max_num_seqs: int | None) -> go.Figure | None:
+    """Requests at once against their length, both on logarithmic axes; a line for each named curve."""
+    points = [row for curve in curves.values() for row in curve]
+    if not points:
+        return None
+    lengths, most = [row["tokens"] for row in points], max(row["requests"] for row in points)
+    fewest = max(min(row["requests"] for row in points), 1)
+    figure = chart(
+        *(
+            go.Scatter(
+                x=[row["tokens"] for row in curve],
+                y=[row["requests"] or None for row in curve],
+                mode="lines+markers",
+                line={"color": colour, "width": 2},
+                marker={"size": 6},
+                hovertemplate="%{x:,} tokens: %{y:,} requests<extra></extra>",
+            )
+            for curve, colour in zip(curves.values(), RUN_COLOURS, strict=False)
+        ),
+        showlegend=False,
+        hovermode="closest",
+        dragmode=False,
+        xaxis={
+            "type": "log",
+            "title": "tokens of each request",
+            "fixedrange": True,
+            "tickvals": (ticks := _octaves(min(lengths), max(lengths))),
+            "ticktext": [length(tick) for tick in ticks],
+        },
+        yaxis={
+            "type": "log",
+            "title": "requests at once",
+            "fixedrange": True,
+            "tickvals": (ticks := _decades(fewest, most)),
+            "ticktext": [f"{tick:,}" for tick in ticks],
+            "range": [math.log10(fewest / 1.5), math.log10(most * 1.5)],
+        },
+    )
+    if max_num_seqs is not None and fewest <= max_num_seqs <= most:
+        figure.add_hline(y=max_num_seqs, line={"color": ORANGE, "dash": "dot"})
+        figure.add_annotation(
+            xref="paper",
+            x=1,
+            xanchor="right",
+            y=math.log10(max_num_seqs),
+            yanchor="bottom",
+            text=f"max_num_seqs: {max_num_seqs:,} run at once",
+            showarrow=False,
+            font={"size": 12},
+        )
+    return figure
+
+
+def _octaves(low: int, high: int) -> list[int]:
+    """At most seven powers of two from `low` to `high`, evenly apart."""
+    powers = range(max(low, 1).bit_length() - 1, high.bit_length())
+    return [2**power for power in powers][:: -(-len(powers) // 7)]
+
+
+def _decades(low: int, high: int) -> list[int]:
+    """Powers of ten from `low` to `high`; below two decades with 2 and 5 times each."""
+    powers = range(int(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1,) if high > 100 * low else (1, 2, 5)
+    found = [factor * 10**power for power in powers for factor in factors]
+    return [tick for tick in found if low / 1.5 <= tick <= high * 1.5]
+
+
+def effects(plan: Data, told: Sequence[Data]) -> go.Figure | None:
+    """Requests of max_model_len at once after each step, the most first, beside what it is now."""
+    rows = [
+        (effect["max_concurrency"] or 0.0, f"{effect['flag']} {effect['before']} → {effect['after']}", effect["factor"])
+        for effect in told
+        if effect["status"] == "ok" or (plan["status"] == "ok" and effect["status"] == "does_not_fit")
+    ]
+    if not rows:
+        return None
+    rows.append((plan["max_concurrency"] or 0.0, "as planned", 1.0))
+    rows.sort(key=lambda row: -row[0])
+    now = plan["max_concurrency"] or 0.0
+    colours = [GREY if words == "as planned" else BLUE if value > now else ORANGE for value, words, _ in rows]
+    return bars(
+        [(f"{value:.2f}" if value else "does not fit", words) for value, words, _ in rows],
+        [(colours, [value for value, _, _ in rows], [f"{value:.2f} requests at once" for value, _, _ in rows])],
+        title="requests of max_model_len at once, by vLLM's count",
+    )
+
+
+def layouts(search: Data) -> go.Figure | None:
+    """Requests at once with each layout that was tried, and how many are wanted."""
+    tried = [layout for layout in search["tried"] if layout["status"] == "ok"]
+    if not tried:
+        return None
+    found = search["found"]
+    return bars(
+        [
+            (
+                f"{layout['requests']:.1f}",
+                f"{layout['gpus']} GPUs: TP {layout['tensor_parallel_size']}, PP {layout['pipeline_parallel_size']}",
+            )
+            for layout in tried
+        ],
+        [
+            (
+                [GREEN if layout == found else BLUE for layout in tried],
+                [layout["requests"] for layout in tried],
+                [f"{layout['requests']:.1f} requests at once" for layout in tried],
+            )
+        ],
+        title=f"requests of {search['length']:,} tokens at once",
+        mark=(search["wanted_requests"], f"wanted: {search['wanted_requests']:,}"),
+    )
