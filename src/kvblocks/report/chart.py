@@ -66,8 +66,8 @@ def bars(
         showlegend=False,
         hovermode="closest",
         dragmode=False,
-        height=46 * len(labels) + (100 if mark else 76),
-        margin={"l": 10, "r": 10, "t": 30 if mark else 6, "b": 50},
+        height=46 * len(labels) + (110 if mark else 86),
+        margin={"l": 10, "r": 10, "t": 30 if mark else 6, "b": 60},
         xaxis={"title": title, "fixedrange": True, "nticks": 6, "rangemode": "tozero"},
         yaxis={"visible": False, "fixedrange": True, "range": [-0.4, len(labels) - 0.2]},
     )

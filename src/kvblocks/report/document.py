@@ -26,14 +26,17 @@ p { margin: .4rem 0; } .quiet { color: var(--quiet); overflow-wrap: anywhere; }
 .lead { font-size: 1.08rem; border-left: 4px solid var(--accent); padding: .2rem 0 .2rem .9rem; margin: 1.2rem 0; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100%; }
 th, td { text-align: right; padding: .35rem .6rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th { font-weight: 600; color: var(--quiet); } td:first-child, th:first-child { text-align: left; }
-.plot { width: 100%; } select { font: inherit; padding: .15rem .4rem; color: inherit; background: var(--paper);
+th { font-weight: 600; color: var(--quiet); white-space: normal; vertical-align: bottom; }
+td:first-child, th:first-child { text-align: left; }
+.plot { width: 100%; margin-bottom: .6rem; }
+select { font: inherit; padding: .15rem .4rem; color: inherit; background: var(--paper);
   border: 1px solid var(--line); border-radius: 4px; } [hidden] { display: none; }
 ul.tree { list-style: none; padding-left: 1.1rem; border-left: 1px solid var(--line); margin: .3rem 0; }
 .legend span { display: inline-block; margin-right: 1rem; }
 .legend span::before { content: ""; display: inline-block; width: .8em; height: .8em; margin-right: .4em;
   border-radius: 2px; background: var(--c); }
 td.words, th.words { text-align: left; white-space: normal; min-width: 13rem; overflow-wrap: anywhere; }
+@media (max-width: 600px) { td.words, th.words { min-width: 20rem; } }
 td b { color: var(--accent); }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--line); border-radius: 4px;
   padding: .5rem .8rem; margin: .6rem 0; }

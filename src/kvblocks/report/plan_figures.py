@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from kvblocks.report.chart import BLUE, GREEN, GREY, ORANGE, PINK, RUN_COLOURS, Data, bars, chart
+from kvblocks.report.plan_words import kind
 from kvblocks.units import length, size
 
 GIB = 2**30
@@ -38,12 +39,16 @@ def memory(bounds: Sequence[tuple[str, str, Data]]) -> go.Figure | None:
     for name, colour in term_colours([estimate for _, _, estimate in bounds]).items():
         taken = [_taken(estimate, bound, name) for _, bound, estimate in bounds]
         parts.append((colour, [size_ / GIB for size_ in taken], [f"{name}: {size(size_)}" for size_ in taken]))
-    share = bounds[0][2]["requested_bytes"]
     labels = [
-        (size(max(estimate[f"available_{bound}"], 0)), f"for the cache {label}".strip())
+        (size(left) if (left := estimate[f"available_{bound}"]) > 0 else "nothing", f"for the cache: {label}")
         for label, bound, estimate in bounds
     ]
-    return bars(labels, parts, title="GiB of one GPU", mark=(share / GIB, f"vLLM's share: {size(share)}"))
+    shares = {estimate["requested_bytes"] for _, _, estimate in bounds}
+    mark = None
+    if len(shares) == 1:
+        share = shares.pop()
+        mark = (share / GIB, f"vLLM's share: {size(share)}")
+    return bars(labels, parts, title="GiB of one GPU", mark=mark)
 
 
 def _taken(estimate: Data, bound: str, name: str) -> int:
@@ -69,7 +74,7 @@ def block_by_group(plan: Data) -> go.Figure | None:
     used = [block - unused for unused in empty]
     return bars(
         [
-            (f"{bytes_ / block:.0%}", f"group {i}: {group['kind'].replace('_', ' ')}, layers: {group['n_layers']:,}")
+            (f"{bytes_ / block:.0%}", f"group {i}: {kind(group)}, layers: {group['n_layers']:,}")
             for i, (group, bytes_) in enumerate(zip(groups, used, strict=True))
         ],
         [
@@ -126,7 +131,7 @@ def requests_by_length(curves: Mapping[str, Sequence[Data]], max_num_seqs: int |
             xanchor="right",
             y=math.log10(max_num_seqs),
             yanchor="bottom",
-            text=f"max_num_seqs: {max_num_seqs:,} run at once",
+            text=f"max_num_seqs {max_num_seqs:,}",
             showarrow=False,
             font={"size": 12},
         )
@@ -140,30 +145,39 @@ def _octaves(low: int, high: int) -> list[int]:
 
 
 def _decades(low: int, high: int) -> list[int]:
-    """Powers of ten from `low` to `high`; below two decades with 2 and 5 times each."""
-    powers = range(int(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    factors = (1,) if high > 100 * low else (1, 2, 5)
-    found = [factor * 10**power for power in powers for factor in factors]
-    return [tick for tick in found if low / 1.5 <= tick <= high * 1.5]
+    """Powers of ten from `low` to `high`; with less than a decade between them, a few round numbers."""
+    first, last = low / 1.5, high * 1.5
+    if high >= 10 * low:
+        powers = range(int(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        return [10**power for power in powers if first <= 10**power <= last]
+    unit = 10 ** int(math.log10(max((last - first) / 5, 1)))
+    step = next(factor * unit for factor in (1, 2, 5, 10) if (last - first) / (factor * unit) <= 6)
+    return list(range(-(-math.ceil(first) // step) * step, int(last) + 1, step))
+
+
+def by_requests(told: Sequence[Data]) -> list[Data]:
+    """Effects, those that leave the most requests first."""
+    return sorted(told, key=lambda effect: -(effect["max_concurrency"] or 0.0))
 
 
 def effects(plan: Data, told: Sequence[Data]) -> go.Figure | None:
     """Requests of max_model_len at once after each step, the most first, beside what it is now."""
+    now = plan["max_concurrency"] or 0.0
     rows = [
-        (effect["max_concurrency"] or 0.0, f"{effect['flag']} {effect['before']} → {effect['after']}", effect["factor"])
+        (effect["max_concurrency"] or 0.0, f"{effect['flag']} {effect['before']} → {effect['after']}")
         for effect in told
         if effect["status"] == "ok" or (plan["status"] == "ok" and effect["status"] == "does_not_fit")
     ]
     if not rows:
         return None
-    rows.append((plan["max_concurrency"] or 0.0, "as planned", 1.0))
+    rows.append((now, "as planned"))
     rows.sort(key=lambda row: -row[0])
-    now = plan["max_concurrency"] or 0.0
-    colours = [GREY if words == "as planned" else BLUE if value > now else ORANGE for value, words, _ in rows]
+    values = [value for value, _ in rows]
+    colours = [GREY if f"{value:.2f}" == f"{now:.2f}" else BLUE if value > now else ORANGE for value in values]
     return bars(
-        [(f"{value:.2f}" if value else "does not fit", words) for value, words, _ in rows],
-        [(colours, [value for value, _, _ in rows], [f"{value:.2f} requests at once" for value, _, _ in rows])],
-        title="requests of max_model_len at once, by vLLM's count",
+        [(f"{value:,.2f}" if value else "none", words) for value, words in rows],
+        [(colours, values, [f"{value:,.2f} requests at once" for value in values])],
+        title="requests at once",
     )
 
 
@@ -176,7 +190,7 @@ def layouts(search: Data) -> go.Figure | None:
     return bars(
         [
             (
-                f"{layout['requests']:.1f}",
+                f"{layout['requests']:,.1f}",
                 f"{layout['gpus']} GPUs: TP {layout['tensor_parallel_size']}, PP {layout['pipeline_parallel_size']}",
             )
             for layout in tried
@@ -185,7 +199,7 @@ def layouts(search: Data) -> go.Figure | None:
             (
                 [GREEN if layout == found else BLUE for layout in tried],
                 [layout["requests"] for layout in tried],
-                [f"{layout['requests']:.1f} requests at once" for layout in tried],
+                [f"{layout['requests']:,.1f} requests at once" for layout in tried],
             )
         ],
         title=f"requests of {search['length']:,} tokens at once",

@@ -20,11 +20,12 @@ def plan_page(data: Data) -> str:
         `flags`.
     """
     drawn: dict[str, go.Figure] = {}
+    where = f" on {data['gpu']['name']}" if data.get("gpu") else ""
     if "compare" in data:
-        parts, subtitle = _comparison(drawn, data["compare"]), "Two settings side by side"
+        parts, subtitle = _comparison(drawn, data["compare"]), f"Two settings side by side{where}"
         what = f"{data['model']}: {' and '.join(side['setting'] for side in data['compare'])}"
     elif "tried" in data:
-        parts, subtitle, what = _search(drawn, data), plan_words.place(data, {}), f"GPUs for {data['model']}"
+        parts, subtitle, what = _search(drawn, data), f"The fewest GPUs: a search{where}", f"GPUs for {data['model']}"
     else:
         parts, subtitle, what = _plan(drawn, data), plan_words.place(data, data), str(data["model"])
     parts += ["<h2>The command</h2>", preformatted(data["command"])]
@@ -60,6 +61,7 @@ def _comparison(drawn: dict[str, go.Figure], sides: Sequence[Data]) -> list[str]
         names = [f"{name} ({which})" for name, which in zip(names, ("first", "second"), strict=True)]
     parts = [paragraph(plan_words.comparison(sides), "lead")]
     parts += [paragraph(f"{name}: {side['error']}.") for name, side in zip(names, sides, strict=True) if side["error"]]
+    parts += [paragraph(f"{name}: {note}.") for name, side in zip(names, sides, strict=True) for note in side["notes"]]
     rows: list[Sequence[str]] = []
     different: list[int] = []
     for what, name, form in (
@@ -84,7 +86,7 @@ def _comparison(drawn: dict[str, go.Figure], sides: Sequence[Data]) -> list[str]
     parts.append(table(["", *names], rows, bold=different))
     parts += plan_sections.lengths(drawn, dict(zip(names, sides, strict=True)))
     estimates = [
-        (f"with {name}" + (f", stage {i}" if len(side["memory"]) > 1 else ""), "best", estimate)
+        (name + (f", stage {i}" if len(side["memory"]) > 1 else ""), "best", estimate)
         for name, side in zip(names, sides, strict=True)
         for i, estimate in enumerate(side["memory"])
     ]
@@ -93,10 +95,10 @@ def _comparison(drawn: dict[str, go.Figure], sides: Sequence[Data]) -> list[str]
         parts += section(drawn, "Where the memory goes", words, {"memory": plan_figures.memory(estimates)}, "")
         parts.append(legend(plan_figures.term_colours([estimate for _, _, estimate in estimates])))
         for label, _, estimate in estimates:
-            parts += [paragraph(f"{label[:1].upper()}{label[1:]}:"), plan_sections.terms(estimate)]
+            parts += [paragraph(f"{label}:"), plan_sections.terms(estimate)]
     for i, (name, side) in enumerate(zip(names, sides, strict=True)):
         if side["groups"]:
-            parts += plan_sections.groups(drawn, side, f"What a block holds with {name}", f"block-{i}")
+            parts += plan_sections.groups(drawn, side, f"What a block holds: {name}", f"block-{i}")
     return parts
 
 
@@ -111,7 +113,7 @@ def _search(drawn: dict[str, go.Figure], data: Data) -> list[str]:
             str(layout["tensor_parallel_size"]),
             str(layout["pipeline_parallel_size"]),
             "-" if layout["available_bytes"] is None else size(layout["available_bytes"]),
-            f"{layout['requests']:.1f}" if layout["status"] == "ok" else layout["status"].replace("_", " "),
+            f"{layout['requests']:,.1f}" if layout["status"] == "ok" else layout["status"].replace("_", " "),
         )
         for layout in data["tried"]
     ]

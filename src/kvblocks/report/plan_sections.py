@@ -67,23 +67,28 @@ def groups(drawn: dict[str, go.Figure], plan: Data, title: str, name: str) -> li
     groups: Sequence[Data] = plan["groups"]
     if not groups:
         return [f"<h2>{title}</h2>", paragraph("This model keeps no cache.")]
-    words = (
-        f"A block is {' or '.join(size(width) for width in dict.fromkeys(plan['bytes_per_block']))}"
-        f"{', by pipeline stage' if len(set(plan['bytes_per_block'])) > 1 else ''}, and belongs to one group at a "
-        "time: the layers that share a block table. Groups with fewer or smaller layers leave part of it empty."
-    )
+    widths = [size(width) for width in dict.fromkeys(plan["bytes_per_block"])]
+    words = f"A block is {' or '.join(widths)}{', by pipeline stage' if len(widths) > 1 else ''}"
+    if len(groups) > 1:
+        words += (
+            ", and belongs to one group at a time: the layers that share a block table. Groups with fewer or smaller "
+            "layers leave part of it empty."
+        )
+        all_used = f"{words} Here every group uses all of its blocks."
+    else:
+        words += "; all layers share one block table."
+        all_used = f"{words} Nothing of a block is empty."
     figure = plan_figures.block_by_group(plan)
-    parts = section(drawn, title, words, {name: figure}, f"{words} Here every group uses all of its blocks.")
+    parts = section(drawn, title, words, {name: figure}, all_used)
     if figure is not None:
         parts.append(legend({"used": plan_figures.USED, "holds nothing": plan_figures.EMPTY}))
     head = (
-        "group", "kind", "layers", "tokens of a block", "page", "padding of a page", "unused of a block",
-        "blocks of a request",
+        "group", "kind", "layers", "block, tokens", "page", "padding", "unused", "blocks of a request",
     )  # fmt: skip
     rows = [
         (
             str(i),
-            _kind(group),
+            plan_words.kind(group),
             " + ".join(map(str, group["n_layers_per_stage"])),
             f"{group['block_size']:,}",
             size(group["page_size_bytes"]),
@@ -97,16 +102,13 @@ def groups(drawn: dict[str, go.Figure], plan: Data, title: str, name: str) -> li
     where = " of the first stage" if len(plan["bytes_per_block"]) > 1 else ""
     parts.append(
         paragraph(
-            f"A page is what one layer keeps of a block; padding and unused bytes are those{where}. The last column is "
-            f"for a request of {plan['max_model_len']:,} tokens, at most. {plan_words.holds(plan)}",
+            "Page: what one layer keeps of a block. Padding: bytes of it that hold nothing. Unused: bytes of a block "
+            f"that none of the group's layers uses{where}. The last column is for a request of {plan['max_model_len']:,} "
+            f"tokens, at most. {plan_words.holds(plan)}",
             "quiet",
         )
     )
     return parts
-
-
-def _kind(group: Data) -> str:
-    return str(group["kind"]).replace("_", " ").replace("mla", "MLA").replace("mamba", "state (Mamba)")
 
 
 def lengths(drawn: dict[str, go.Figure], plans: dict[str, Data]) -> list[str]:
@@ -151,33 +153,31 @@ def effects(drawn: dict[str, go.Figure], plan: Data) -> list[str]:
         "of max_model_len itself, of the new length."
     )
     figure = plan_figures.effects(plan, told)
-    parts = section(
-        drawn, "Which flags change it", words, {"effects": figure}, "No single step of a flag changes what fits."
-    )
+    none = f"No single step of a flag {'changes what fits' if plan['status'] == 'ok' else 'makes it fit'}."
+    parts = section(drawn, "Which flags change it", words, {"effects": figure}, none)
     if figure is not None:
-        head = ("flag", "from", "to", "requests at once", "times", "blocks", "tokens", "what it costs")
+        head = ("flag", "step", "requests at once", "times", "blocks", "tokens", "what it costs")
         rows = [
             (
                 effect["flag"],
-                effect["before"],
-                effect["after"],
-                f"{effect['max_concurrency']:.2f}" if effect["status"] == "ok" else effect["status"].replace("_", " "),
+                f"{effect['before']} → {effect['after']}",
+                f"{effect['max_concurrency']:,.2f}" if effect["status"] == "ok" else effect["status"].replace("_", " "),
                 f"{effect['factor']:.2f}" if plan["status"] == effect["status"] == "ok" else "-",
                 _signed(effect["num_blocks_change"]),
                 _signed(effect["tokens_change"]),
-                effect["cost"] if effect["status"] == "ok" else f"{effect['cost']} ({effect['error']})",
+                effect["cost"],
             )
-            for effect in told
+            for effect in plan_figures.by_requests(told)
             if effect["status"] != "refused"
         ]
-        parts.append(table(head, rows, words=(7,)))
+        parts.append(table(head, rows, words=(6,)))
     refused = [
-        (effect["flag"], effect["before"], effect["after"], effect["error"])
+        (effect["flag"], f"{effect['before']} → {effect['after']}", effect["error"])
         for effect in told
         if effect["status"] == "refused"
     ]
     if refused:
-        parts += [paragraph("Steps that are refused:"), table(("flag", "from", "to", "why"), refused, words=(3,))]
+        parts += [paragraph("Steps that are refused:"), table(("flag", "step", "why"), refused, words=(2,))]
     return parts
 
 

@@ -14,6 +14,11 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
+def kind(group: Data) -> str:
+    """A group's kind, to read."""
+    return str(group["kind"]).replace("_", " ").replace("mla", "MLA").replace("mamba", "state (Mamba)")
+
+
 def headline(plan: Data) -> str:
     """Whether it fits, and how much."""
     if plan["status"] == "refused":
@@ -122,6 +127,8 @@ def memory_range(plan: Data) -> str:
     if plan["status"] == "ok" and blocks("best") != plan["num_blocks"]:
         return f"num_gpu_blocks_override sets the cache to {size(plan['memory_bytes'] or 0)}, whatever is left."
     per_request = sum(group["blocks_per_request"] for group in groups)
+    if blocks("high") <= 0:
+        return "Weights are counted, the other terms estimated. Nothing is left for the cache, over the whole range."
     low, high = (f"{max(blocks(bound), 0) / per_request:.2f}" for bound in ("low", "high"))
     length = plan["max_model_len"]
     words = (
@@ -140,7 +147,7 @@ def comparison(sides: Sequence[Data]) -> str:
             words.append(f"{side['setting']}: {side['status'].replace('_', ' ')}.")
         elif side["max_concurrency"] is not None:
             words.append(
-                f"{side['setting']}: {side['max_concurrency']:.2f} requests of {side['max_model_len']:,} tokens at "
+                f"{side['setting']}: {side['max_concurrency']:,.2f} requests of {side['max_model_len']:,} tokens at "
                 f"once, {side['tokens']:,} tokens by vLLM's count."
             )
     first, second = sides
@@ -153,12 +160,11 @@ def comparison(sides: Sequence[Data]) -> str:
 def search(data: Data) -> str:
     """What a search for GPUs found."""
     wanted = f"{counted(data['wanted_requests'], 'request')} of {data['length']:,} tokens at once"
-    name = f" of {data['gpu']['name']}" if data.get("gpu") else ""
     found = data["found"]
     if found is None:
         return f"No layout that was tried holds {wanted}: use larger GPUs, kv_cache_dtype=fp8, or fewer requests."
     hold = "holds" if found["gpus"] == 1 else "hold"
     return (
-        f"{counted(found['gpus'], 'GPU')}{name} {hold} {wanted}: tensor_parallel_size={found['tensor_parallel_size']}, "
-        f"pipeline_parallel_size={found['pipeline_parallel_size']}, room for {found['requests']:.1f}."
+        f"{found['gpus']:,} x {data['gpu']['name']} {hold} {wanted}: tensor_parallel_size={found['tensor_parallel_size']}, "
+        f"pipeline_parallel_size={found['pipeline_parallel_size']}, room for {found['requests']:,.1f}."
     )
