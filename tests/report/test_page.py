@@ -15,6 +15,7 @@ from kvblocks.traces import Workload, generate
 
 pytest.importorskip("plotly")
 from kvblocks.report import replay_page, write_replay_report
+from tests.report.pages import figures, own_part
 
 
 def data(*sizes: int, requests: int = 80, **settings: Any) -> dict[str, Any]:
@@ -27,17 +28,6 @@ def data(*sizes: int, requests: int = 80, **settings: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def several() -> dict[str, Any]:
     return data(300, 600, 1200, 50_000)
-
-
-def own_part(page: str) -> str:
-    """The page without the plotting library."""
-    return re.sub(r"<script>.*?</script>", lambda m: m[0] if "const FIGURES" in m[0] else "", page, flags=re.S)
-
-
-def figures(page: str) -> dict[str, Any]:
-    start = page.index("const FIGURES = ") + len("const FIGURES = ")
-    found: dict[str, Any] = json.JSONDecoder().raw_decode(page[start:])[0]
-    return found
 
 
 def test_the_page_needs_nothing_from_outside(several: dict[str, Any]) -> None:

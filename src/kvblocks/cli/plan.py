@@ -38,6 +38,7 @@ computes at start-up, without a GPU. Nothing is fetched from the network.
   kvblocks plan DIR --available 35.57GiB --kv-cache-dtype fp8 --max-model-len 32768
   kvblocks plan llama-3.3-70b-instruct --gpu h100 --gpus --requests 64 --length 8192
   kvblocks plan qwen3-8b --gpu l4 --compare "--kv-cache-dtype fp8" "--max-num-batched-tokens 8192"
+  kvblocks plan qwen3-8b --gpu h100 --report plan.html
   kvblocks plan --from-log vllm.log
   kvblocks plan --batch questions.jsonl --models configs/
 

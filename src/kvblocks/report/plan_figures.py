@@ -145,11 +145,12 @@ def _octaves(low: int, high: int) -> list[int]:
 
 
 def _decades(low: int, high: int) -> list[int]:
-    """Powers of ten from `low` to `high`; with less than a decade between them, a few round numbers."""
+    """Powers of ten from `low` to `high`, below two decades with 2 and 5 times each; below one, a few round numbers."""
     first, last = low / 1.5, high * 1.5
     if high >= 10 * low:
         powers = range(int(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        return [10**power for power in powers if first <= 10**power <= last]
+        factors = (1,) if high >= 100 * low else (1, 2, 5)
+        return [tick for power in powers for factor in factors if first <= (tick := factor * 10**power) <= last]
     unit = 10 ** int(math.log10(max((last - first) / 5, 1)))
     step = next(factor * unit for factor in (1, 2, 5, 10) if (last - first) / (factor * unit) <= 6)
     return list(range(-(-math.ceil(first) // step) * step, int(last) + 1, step))

@@ -103,8 +103,8 @@ def groups(drawn: dict[str, go.Figure], plan: Data, title: str, name: str) -> li
     parts.append(
         paragraph(
             "Page: what one layer keeps of a block. Padding: bytes of it that hold nothing. Unused: bytes of a block "
-            f"that none of the group's layers uses{where}. The last column is for a request of {plan['max_model_len']:,} "
-            f"tokens, at most. {plan_words.holds(plan)}",
+            f"that none of the group's layers uses{where}. The last column is for a request of "
+            f"{plan['max_model_len']:,} tokens, at most. {plan_words.holds(plan)}",
             "quiet",
         )
     )
@@ -123,9 +123,9 @@ def lengths(drawn: dict[str, go.Figure], plans: dict[str, Data]) -> list[str]:
     if limit is not None:
         words += f" More than max_num_seqs={limit:,} do not run at once, whatever fits."
     figure = plan_figures.requests_by_length(curves, limit)
-    parts = section(
-        drawn, "How many requests, by their length", words, {"lengths": figure}, "Nothing fits, so there is no curve."
-    )
+    stopped = any(plan["status"] != "ok" for plan in plans.values())
+    otherwise = f"{'vLLM does not start' if stopped else 'Nothing is kept'}, so there is no curve."
+    parts = section(drawn, "How many requests, by their length", words, {"lengths": figure}, otherwise)
     if figure is None:
         return parts
     if len(curves) > 1:
@@ -163,8 +163,7 @@ def effects(drawn: dict[str, go.Figure], plan: Data) -> list[str]:
                 f"{effect['before']} → {effect['after']}",
                 f"{effect['max_concurrency']:,.2f}" if effect["status"] == "ok" else effect["status"].replace("_", " "),
                 f"{effect['factor']:.2f}" if plan["status"] == effect["status"] == "ok" else "-",
-                _signed(effect["num_blocks_change"]),
-                _signed(effect["tokens_change"]),
+                *(_change(effect, name) for name in ("num_blocks", "tokens")),
                 effect["cost"],
             )
             for effect in plan_figures.by_requests(told)
@@ -181,8 +180,12 @@ def effects(drawn: dict[str, go.Figure], plan: Data) -> list[str]:
     return parts
 
 
-def _signed(change: int | None) -> str:
-    return "-" if change is None else f"{change:+,}" if change else "0"
+def _change(effect: Data, name: str) -> str:
+    """By how much a step changes it; where the plan itself does not fit, what it is then."""
+    value, change = effect[name], effect[f"{name}_change"]
+    if change is None:
+        return "-" if value is None else f"{value:,}"
+    return f"{change:+,}" if change else "0"
 
 
 SETTINGS = (

@@ -24,9 +24,7 @@ def headline(plan: Data) -> str:
     if plan["status"] == "refused":
         return f"Refused: {plan['error']}."
     if plan["status"] != "ok":
-        longest = plan["estimated_max_model_len"]
-        fits = f"The longest request that fits has {counted(longest, 'token')}." if longest else "No request fits."
-        return f"Does not fit: {plan['error']}. {fits}"
+        return f"Does not fit: {plan['error']}."
     if not plan["groups"]:
         return "This model keeps no KV cache, so that memory does not limit its requests."
     held, limit = plan["requests_by_length"][-1]["requests"], plan["max_model_len"]
@@ -163,8 +161,8 @@ def search(data: Data) -> str:
     found = data["found"]
     if found is None:
         return f"No layout that was tried holds {wanted}: use larger GPUs, kv_cache_dtype=fp8, or fewer requests."
-    hold = "holds" if found["gpus"] == 1 else "hold"
+    tensor, pipeline = found["tensor_parallel_size"], found["pipeline_parallel_size"]
     return (
-        f"{found['gpus']:,} x {data['gpu']['name']} {hold} {wanted}: tensor_parallel_size={found['tensor_parallel_size']}, "
-        f"pipeline_parallel_size={found['pipeline_parallel_size']}, room for {found['requests']:,.1f}."
+        f"{found['gpus']:,} x {data['gpu']['name']} {'holds' if found['gpus'] == 1 else 'hold'} {wanted}: "
+        f"tensor_parallel_size={tensor}, pipeline_parallel_size={pipeline}, room for {found['requests']:,.1f}."
     )

@@ -100,6 +100,6 @@ class Setting:
         assert self.device is not None
         return (
             f"the weights take {gib(weights)} GiB of each GPU, and gpu_memory_utilization="
-            f"{self.flags.gpu_memory_utilization:g} gives {gib(requested)} GiB of a {self.device.name}; use more GPUs "
-            f"(tensor_parallel_size={2 * tp}; --gpus finds how many), a quantised checkpoint, or a larger GPU"
+            f"{self.flags.gpu_memory_utilization:g} gives {gib(requested)} GiB of the {self.device.name}; use more "
+            f"GPUs (tensor_parallel_size={2 * tp}; --gpus finds how many), a quantised checkpoint, or a larger GPU"
         )
