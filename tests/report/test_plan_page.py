@@ -170,8 +170,8 @@ def test_flags_are_drawn_with_the_most_requests_first_beside_the_plan(dense: dic
     assert bars["x"] == sorted(bars["x"], reverse=True)
     told = [note["text"] for note in figures(page)["effects"]["layout"]["annotations"]]
     assert f"<b>{dense['max_concurrency']:.2f}</b>  as planned" in told
-    fp8 = next(row for row in cells(page, "flag") if row[:2] == ["kv_cache_dtype", "auto → fp8"])
-    assert fp8[3] == "2.00"
+    fp8 = next(row for row in cells(page, "step") if row[0] == "kv_cache_dtype auto → fp8")
+    assert fp8[2] == "2.00"
     assert "quality" in fp8[-1]
 
 

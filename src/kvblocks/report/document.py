@@ -36,7 +36,8 @@ ul.tree { list-style: none; padding-left: 1.1rem; border-left: 1px solid var(--l
 .legend span::before { content: ""; display: inline-block; width: .8em; height: .8em; margin-right: .4em;
   border-radius: 2px; background: var(--c); }
 td.words, th.words { text-align: left; white-space: normal; min-width: 13rem; overflow-wrap: anywhere; }
-@media (max-width: 600px) { td.words, th.words { min-width: 20rem; } }
+@media (max-width: 600px) { td.words:not(:first-child) { min-width: 18rem; } td.words:first-child { min-width: 8rem; } }
+td.words:first-child { overflow-wrap: break-word; }
 td b { color: var(--accent); }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--line); border-radius: 4px;
   padding: .5rem .8rem; margin: .6rem 0; }

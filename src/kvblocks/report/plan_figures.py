@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from kvblocks.report.chart import BLUE, GREEN, GREY, ORANGE, PINK, RUN_COLOURS, Data, bars, chart
-from kvblocks.report.plan_words import kind
+from kvblocks.report.plan_words import kind, step
 from kvblocks.units import length, size
 
 GIB = 2**30
@@ -165,7 +165,7 @@ def effects(plan: Data, told: Sequence[Data]) -> go.Figure | None:
     """Requests of max_model_len at once after each step, the most first, beside what it is now."""
     now = plan["max_concurrency"] or 0.0
     rows = [
-        (effect["max_concurrency"] or 0.0, f"{effect['flag']} {effect['before']} → {effect['after']}")
+        (effect["max_concurrency"] or 0.0, step(effect))
         for effect in told
         if effect["status"] == "ok" or (plan["status"] == "ok" and effect["status"] == "does_not_fit")
     ]

@@ -156,11 +156,10 @@ def effects(drawn: dict[str, go.Figure], plan: Data) -> list[str]:
     none = f"No single step of a flag {'changes what fits' if plan['status'] == 'ok' else 'makes it fit'}."
     parts = section(drawn, "Which flags change it", words, {"effects": figure}, none)
     if figure is not None:
-        head = ("flag", "step", "requests at once", "times", "blocks", "tokens", "what it costs")
+        head = ("step", "requests at once", "times", "blocks", "tokens", "what it costs")
         rows = [
             (
-                effect["flag"],
-                f"{effect['before']} → {effect['after']}",
+                plan_words.step(effect),
                 f"{effect['max_concurrency']:,.2f}" if effect["status"] == "ok" else effect["status"].replace("_", " "),
                 f"{effect['factor']:.2f}" if plan["status"] == effect["status"] == "ok" else "-",
                 *(_change(effect, name) for name in ("num_blocks", "tokens")),
@@ -169,14 +168,10 @@ def effects(drawn: dict[str, go.Figure], plan: Data) -> list[str]:
             for effect in plan_figures.by_requests(told)
             if effect["status"] != "refused"
         ]
-        parts.append(table(head, rows, words=(6,)))
-    refused = [
-        (effect["flag"], f"{effect['before']} → {effect['after']}", effect["error"])
-        for effect in told
-        if effect["status"] == "refused"
-    ]
+        parts.append(table(head, rows, words=(0, 5)))
+    refused = [(plan_words.step(effect), effect["error"]) for effect in told if effect["status"] == "refused"]
     if refused:
-        parts += [paragraph("Steps that are refused:"), table(("flag", "step", "why"), refused, words=(2,))]
+        parts += [paragraph("Steps that are refused:"), table(("step", "why"), refused, words=(0, 1))]
     return parts
 
 

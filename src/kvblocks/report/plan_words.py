@@ -19,6 +19,11 @@ def kind(group: Data) -> str:
     return str(group["kind"]).replace("_", " ").replace("mla", "MLA").replace("mamba", "state (Mamba)")
 
 
+def step(effect: Data) -> str:
+    """A flag, and from what to what it goes."""
+    return f"{effect['flag']} {effect['before']} → {effect['after']}"
+
+
 def headline(plan: Data) -> str:
     """Whether it fits, and how much."""
     if plan["status"] == "refused":
