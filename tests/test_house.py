@@ -15,6 +15,7 @@ SOURCE = ROOT / "src" / "kvblocks"
 # From the ground up; each folder may import those named with it. `errors` is open to all.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "files": set(),
     "units": set(),
     "prefix": set(),
     "pool": {"prefix"},
@@ -28,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"units"},
     "integrations": {"observe", "manager", "kinds", "pool", "prefix"},
     "cli": {
+        "files",
         "units",
         "integrations",
         "report",

@@ -91,7 +91,7 @@ REFUSED = [
     ({"block_size": 0}, "block_size=0 must be at least 1"),
     ({"block_size": "16"}, "must be a whole number"),
     ({"kv_cache_dtype": "fp9"}, "did you mean 'fp8'?"),
-    ({"kv_cache_dtyp": "fp8"}, "did you mean kv_cache_dtype?"),
+    ({"kv_cache_dtyp": "fp8"}, "did you mean kv_cache_dtype or "),
     ({"gpu_memory_utilization": 1.5}, "share of the device's memory"),
     ({"max_model_len": 10**6}, "exceeds the 40960 tokens that the model was made for"),
     ({"decode_context_parallel_size": 2}, "must divide tensor_parallel_size=1"),

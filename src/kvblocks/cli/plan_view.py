@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from rich.console import Console
@@ -100,9 +101,11 @@ def _print_groups(console: Console, plan: Plan) -> None:
         ("unused", "right"),
         ("per request", "right"),
     )
-    for i, group in enumerate(plan.groups):
+    first = 0
+    for group, alike in groupby(plan.groups):
+        count = len(list(alike))
         table.add_row(
-            str(i),
+            str(first) if count == 1 else f"{first}-{first + count - 1}",
             _KINDS.get(group.kind, group.kind),
             "+".join(map(str, group.n_layers_per_stage)),
             f"{group.block_size:,}",
@@ -111,6 +114,7 @@ def _print_groups(console: Console, plan: Plan) -> None:
             size(group.unused_bytes_per_block) if group.unused_bytes_per_block else "-",
             f"{group.blocks_per_request:,}",
         )
+        first += count
     console.print(table)
     if any(group.unused_bytes_per_block for group in plan.groups):
         console.print("padded: bytes of a page that hold nothing; unused: bytes of a block")

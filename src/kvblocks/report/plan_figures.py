@@ -1,14 +1,26 @@
-"""The plots of a plan, one function each, from its JSON; None where there is nothing to draw."""
+"""The plots of a plan, one function each, from its JSON: plotly figures as plain data, None for nothing to draw."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 
-import plotly.graph_objects as go
-
-from kvblocks.report.chart import BLUE, GREEN, GREY, ORANGE, PINK, RUN_COLOURS, Data, bars, chart
-from kvblocks.report.plan_words import kind, step
+from kvblocks.report.bars import bars
+from kvblocks.report.figures import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    RUN_COLOURS,
+    SKY,
+    VERMILLION,
+    Figure,
+    axis,
+    figure,
+)
+from kvblocks.report.plan_words import alike, kind, step
+from kvblocks.report.values import Data
 from kvblocks.units import length, size
 
 GIB = 2**30
@@ -16,7 +28,7 @@ CACHE, UNUSED = "KV cache", "not taken: beyond vLLM's share"
 TERM_COLOURS = {
     "weights": ORANGE,
     "activations": PINK,
-    "CUDA graphs": "#56B4E9",
+    "CUDA graphs": SKY,
     "other": "#F0E442",
     CACHE: BLUE,
     UNUSED: "rgba(128,128,128,0.35)",
@@ -27,11 +39,11 @@ USED, EMPTY = BLUE, "rgba(128,128,128,0.45)"
 def term_colours(estimates: Sequence[Data]) -> dict[str, str]:
     """Colours of what the memory goes to, in the order of the bars."""
     found = [term["name"] for term in estimates[0]["terms"] if term["name"] != "requested"] if estimates else []
-    spare = iter((GREEN, "#D55E00", GREY))
+    spare = iter((GREEN, VERMILLION, GREY))
     return {name: TERM_COLOURS.get(name) or next(spare, GREY) for name in (*found, CACHE, UNUSED)}
 
 
-def memory(bounds: Sequence[tuple[str, str, Data]]) -> go.Figure | None:
+def memory(bounds: Sequence[tuple[str, str, Data]]) -> Figure | None:
     """Where the memory of a GPU goes: a bar for each label, bound (`low`, `best` or `high`) and estimate."""
     if not bounds:
         return None
@@ -63,19 +75,19 @@ def _taken(estimate: Data, bound: str, name: str) -> int:
     return sum(-int(term[f"{bound}_bytes"]) for term in estimate["terms"] if term["name"] == name)
 
 
-def block_by_group(plan: Data) -> go.Figure | None:
+def block_by_group(plan: Data) -> Figure | None:
     """What each group uses of one block. None where every group uses all of it."""
-    groups = plan["groups"]
-    if not any(group["unused_bytes_per_block"] for group in groups):
+    groups = alike(plan["groups"])
+    if not any(group["unused_bytes_per_block"] for _, group in groups):
         return None
     block = plan["bytes_per_block"][0]
     unit, factor = next(pair for pair in (("MiB", 2**20), ("KiB", 2**10), ("bytes", 1)) if block >= pair[1])
-    empty = [group["unused_bytes_per_block"] for group in groups]
+    empty = [group["unused_bytes_per_block"] for _, group in groups]
     used = [block - unused for unused in empty]
     return bars(
         [
-            (f"{bytes_ / block:.0%}", f"group {i}: {kind(group)}, layers: {group['n_layers']:,}")
-            for i, (group, bytes_) in enumerate(zip(groups, used, strict=True))
+            (f"{bytes_ / block:.0%}", f"group {numbers}: {kind(group)}, layers: {group['n_layers']:,}")
+            for (numbers, group), bytes_ in zip(groups, used, strict=True)
         ],
         [
             (USED, [bytes_ / factor for bytes_ in used], [f"used: {size(bytes_)}" for bytes_ in used]),
@@ -85,57 +97,74 @@ def block_by_group(plan: Data) -> go.Figure | None:
     )
 
 
-def requests_by_length(curves: Mapping[str, Sequence[Data]], max_num_seqs: int | None) -> go.Figure | None:
+def requests_by_length(curves: Mapping[str, Sequence[Data]], max_num_seqs: int | None) -> Figure | None:
     """Requests at once against their length, both on logarithmic axes; a line for each named curve."""
     points = [row for curve in curves.values() for row in curve]
     if not points:
         return None
     lengths, most = [row["tokens"] for row in points], max(row["requests"] for row in points)
     fewest = max(min(row["requests"] for row in points), 1)
-    figure = chart(
-        *(
-            go.Scatter(
-                x=[row["tokens"] for row in curve],
-                y=[row["requests"] or None for row in curve],
-                mode="lines+markers",
-                line={"color": colour, "width": 2},
-                marker={"size": 6},
-                hovertemplate="%{x:,} tokens: %{y:,} requests<extra></extra>",
-            )
-            for curve, colour in zip(curves.values(), RUN_COLOURS, strict=False)
-        ),
+    lines: list[Figure] = [
+        {
+            "type": "scatter",
+            "x": [row["tokens"] for row in curve],
+            "y": [row["requests"] or None for row in curve],
+            "mode": "lines+markers",
+            "line": {"color": colour, "width": 2},
+            "marker": {"size": 6},
+            "hovertemplate": "%{x:,} tokens: %{y:,} requests<extra></extra>",
+        }
+        for curve, colour in zip(curves.values(), RUN_COLOURS, strict=False)
+    ]
+    notes: list[Figure] = []
+    shapes: list[Figure] = []
+    if max_num_seqs is not None and fewest <= max_num_seqs <= most:
+        shapes.append(
+            {
+                "type": "line",
+                "xref": "paper",
+                "x0": 0,
+                "x1": 1,
+                "y0": max_num_seqs,
+                "y1": max_num_seqs,
+                "line": {"color": GREY, "width": 2, "dash": "dot"},
+            }
+        )
+        notes.append(
+            {
+                "xref": "paper",
+                "x": 1,
+                "xanchor": "right",
+                "y": math.log10(max_num_seqs),
+                "yanchor": "bottom",
+                "text": f"max_num_seqs {max_num_seqs:,}",
+                "showarrow": False,
+                "font": {"size": 12},
+            }
+        )
+    across, up = _octaves(min(lengths), max(lengths)), _decades(fewest, most)
+    return figure(
+        lines,
         showlegend=False,
         hovermode="closest",
-        dragmode=False,
-        xaxis={
-            "type": "log",
-            "title": "tokens of each request",
-            "fixedrange": True,
-            "tickvals": (ticks := _octaves(min(lengths), max(lengths))),
-            "ticktext": [length(tick) for tick in ticks],
-        },
-        yaxis={
-            "type": "log",
-            "title": "requests at once",
-            "fixedrange": True,
-            "tickvals": (ticks := _decades(fewest, most)),
-            "ticktext": [f"{tick:,}" for tick in ticks],
-            "range": [math.log10(fewest / 1.5), math.log10(most * 1.5)],
-        },
+        annotations=notes,
+        shapes=shapes,
+        xaxis=axis(
+            "tokens of each request",
+            type="log",
+            fixedrange=True,
+            tickvals=across,
+            ticktext=[length(tick) for tick in across],
+        ),
+        yaxis=axis(
+            "requests at once",
+            type="log",
+            fixedrange=True,
+            tickvals=up,
+            ticktext=[f"{tick:,}" for tick in up],
+            range=[math.log10(fewest / 1.5), math.log10(most * 1.5)],
+        ),
     )
-    if max_num_seqs is not None and fewest <= max_num_seqs <= most:
-        figure.add_hline(y=max_num_seqs, line={"color": ORANGE, "dash": "dot"})
-        figure.add_annotation(
-            xref="paper",
-            x=1,
-            xanchor="right",
-            y=math.log10(max_num_seqs),
-            yanchor="bottom",
-            text=f"max_num_seqs {max_num_seqs:,}",
-            showarrow=False,
-            font={"size": 12},
-        )
-    return figure
 
 
 def _octaves(low: int, high: int) -> list[int]:
@@ -161,7 +190,7 @@ def by_requests(told: Sequence[Data]) -> list[Data]:
     return sorted(told, key=lambda effect: -(effect["max_concurrency"] or 0.0))
 
 
-def effects(plan: Data, told: Sequence[Data]) -> go.Figure | None:
+def effects(plan: Data, told: Sequence[Data]) -> Figure | None:
     """Requests of max_model_len at once after each step, the most first, beside what it is now."""
     now = plan["max_concurrency"] or 0.0
     rows = [
@@ -182,7 +211,7 @@ def effects(plan: Data, told: Sequence[Data]) -> go.Figure | None:
     )
 
 
-def layouts(search: Data) -> go.Figure | None:
+def layouts(search: Data) -> Figure | None:
     """Requests at once with each layout that was tried, and how many are wanted."""
     tried = [layout for layout in search["tried"] if layout["status"] == "ok"]
     if not tried:

@@ -1,22 +1,29 @@
-"""What a plan says, in sentences."""
+"""What a plan's page says, in sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
-from kvblocks.report.chart import Data
+from kvblocks.report.values import Data, count
 from kvblocks.units import size
-
-
-def counted(count: int, what: str) -> str:
-    """`1 request`, `2,000 requests`."""
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def kind(group: Data) -> str:
     """A group's kind, to read."""
     return str(group["kind"]).replace("_", " ").replace("mla", "MLA").replace("mamba", "state (Mamba)")
+
+
+def alike(groups: Sequence[Data]) -> list[tuple[str, Data]]:
+    """Groups that are the same but for their number as one: `0`, `1-3`."""
+    found: list[tuple[str, Data]] = []
+    first = 0
+    for group, same in groupby(groups):
+        last = first + len(list(same)) - 1
+        found.append((f"{first}-{last}" if last > first else f"{first}", group))
+        first = last + 1
+    return found
 
 
 def step(effect: Data) -> str:
@@ -34,7 +41,7 @@ def headline(plan: Data) -> str:
         return "This model keeps no KV cache, so that memory does not limit its requests."
     held, limit = plan["requests_by_length"][-1]["requests"], plan["max_model_len"]
     words = (
-        f"It fits: {counted(held, 'request')} of {limit:,} tokens (max_model_len) at once, "
+        f"It fits: {count(held, 'request')} of {limit:,} tokens (max_model_len) at once, "
         f"{plan['tokens']:,} tokens by vLLM's count."
     )
     longest = plan["estimated_max_model_len"]
@@ -43,15 +50,15 @@ def headline(plan: Data) -> str:
     return words
 
 
-def place(data: Data, plan: Data) -> str:
+def place(plan: Data) -> str:
     """The model and where it runs, in a line."""
-    gpu = data.get("gpu")
+    gpu = plan.get("gpu")
     where = f"{gpu['count']} x {gpu['name']}" if gpu else "memory as given"
     parts = [plan.get("architecture"), where, plan.get("dtype")]
     if plan.get("kv_cache_dtype"):
         auto = plan["kv_cache_dtype"] == "auto"
         parts.append("cache in the model's dtype" if auto else f"cache in {plan['kv_cache_dtype']}")
-    flags = ", ".join(f"{name}={_spelled(value)}" for name, value in data.get("flags", {}).items())
+    flags = ", ".join(f"{name}={_spelled(value)}" for name, value in plan.get("flags", {}).items())
     return ", ".join(str(part) for part in parts if part) + (f"; {flags}" if flags else "")
 
 
@@ -92,7 +99,7 @@ def meaning(plan: Data) -> list[str]:
     held = plan["requests_by_length"][-1]["requests"]
     if held < int(plan["max_concurrency"]):
         words.append(
-            f"vLLM counts the null block, which no request can have; without it {counted(held, 'request')} of that "
+            f"vLLM counts the null block, which no request can have; without it {count(held, 'request')} of that "
             f"length {'fits' if held == 1 else 'fit'} whole."
         )
     return words
@@ -142,8 +149,8 @@ def memory_range(plan: Data) -> str:
     return words + ("." if fits else "; below 1 (besides the null block) vLLM does not start.")
 
 
-def comparison(sides: Sequence[Data]) -> str:
-    """The answer of a comparison, in a sentence or two."""
+def comparison(sides: Sequence[Data]) -> list[str]:
+    """The answer of a comparison, a sentence for each paragraph."""
     words = []
     for side in sides:
         if side["status"] != "ok":
@@ -157,12 +164,12 @@ def comparison(sides: Sequence[Data]) -> str:
     both = first["max_concurrency"] and second["max_concurrency"]
     if both and first["max_model_len"] == second["max_model_len"]:
         words.append(f"The second holds {second['max_concurrency'] / first['max_concurrency']:.2f} times the first.")
-    return " ".join(words)
+    return words
 
 
 def search(data: Data) -> str:
     """What a search for GPUs found."""
-    wanted = f"{counted(data['wanted_requests'], 'request')} of {data['length']:,} tokens at once"
+    wanted = f"{count(data['wanted_requests'], 'request')} of {data['length']:,} tokens at once"
     found = data["found"]
     if found is None:
         return f"No layout that was tried holds {wanted}: use larger GPUs, kv_cache_dtype=fp8, or fewer requests."

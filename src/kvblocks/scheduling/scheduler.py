@@ -126,6 +126,8 @@ class Scheduler:
 
     def finish(self, request_id: str) -> None:
         """End a request, done or aborted, waiting or running: its blocks are free. An unknown id is harmless."""
+        if not isinstance(request_id, str):
+            raise UsageError(f"finish({request_id!r}): name the request by its request_id")
         request = self._requests.pop(request_id, None)
         if request is None:
             return
@@ -179,13 +181,14 @@ class Scheduler:
                 self._refuse(step, request)
                 continue
             num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
+            num_tokens = self._aligned(request, request.num_computed_tokens, num_tokens)
             blocks = self.manager.allocate_slots(request, num_tokens) if num_tokens > 0 else None
             if blocks is not None:
                 step.scheduled.append(Scheduled(request, num_tokens, blocks))
                 budget -= num_tokens
                 at += 1
             elif num_tokens <= 0:
-                at += 1  # its next token has not been appended yet
+                at += 1  # its next token has not been appended yet, or no block's end is within the budget
             elif not self._make_room(step, request):
                 break
         return budget
@@ -194,7 +197,9 @@ class Scheduler:
         """Serve the run of decoding requests that starts at `at`, in one call; how many found room."""
         batch: list[SchedulableRequest] = []
         longest = self._max_request_tokens
-        for request in self.running[at : at + budget]:
+        running = self.running
+        for i in range(at, min(at + budget, len(running))):
+            request = running[i]
             if request.num_tokens - request.num_computed_tokens != 1 or request.num_tokens > longest:
                 break
             batch.append(request)
@@ -206,6 +211,9 @@ class Scheduler:
             [Scheduled(request, 1, new_blocks.get(i, empty)) for i, request in enumerate(batch[: slots.num_served])]
         )
         return slots.num_served
+
+    def _aligned(self, request: SchedulableRequest, start: int, num_tokens: int) -> int:
+        return self.manager.step_tokens(request, start, num_tokens, self.config.max_num_batched_tokens)
 
     def _refuse(self, step: Step, request: SchedulableRequest) -> None:
         """End a request that has grown beyond what can ever fit."""
@@ -243,6 +251,9 @@ class Scheduler:
                     break
                 num_tokens = budget
             request.shared_prefix_boundary = hit.shared_prefix_boundary
+            num_tokens = self._aligned(request, hit.num_tokens, num_tokens)
+            if not num_tokens:
+                break
             blocks = self.manager.allocate_slots(
                 request,
                 num_tokens,

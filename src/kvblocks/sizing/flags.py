@@ -74,8 +74,8 @@ class EngineFlags:
             if name in WITHOUT_EFFECT:
                 continue
             if name not in names:
-                near = difflib.get_close_matches(name, [*names, *WITHOUT_EFFECT], 1)
-                hint = f"; did you mean {near[0]}?" if near else "; leave it out"
+                near = difflib.get_close_matches(name, [*names, *WITHOUT_EFFECT], 3, 0.5)
+                hint = f"; did you mean {' or '.join(near)}?" if near else "; leave it out"
                 raise UsageError(f"flag {key!r} is not one that changes the cache's size{hint}")
             found[name] = value
         return found

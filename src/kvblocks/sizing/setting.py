@@ -98,8 +98,11 @@ class Setting:
 
     def _too_small(self, weights: int, requested: int, tp: int) -> str:
         assert self.device is not None
+        enough = 2 * tp
+        while weights * tp > requested * enough:
+            enough *= 2
         return (
             f"the weights take {gib(weights)} GiB of each GPU, and gpu_memory_utilization="
-            f"{self.flags.gpu_memory_utilization:g} gives {gib(requested)} GiB of the {self.device.name}; use more "
-            f"GPUs (tensor_parallel_size={2 * tp}; --gpus finds how many), a quantised checkpoint, or a larger GPU"
+            f"{self.flags.gpu_memory_utilization:g} gives {gib(requested)} GiB of a {self.device.name}; use more GPUs "
+            f"(tensor_parallel_size={enough} or so; --gpus finds how many), a quantised checkpoint, or a larger GPU"
         )
