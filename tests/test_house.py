@@ -16,6 +16,7 @@ SOURCE = ROOT / "src" / "kvblocks"
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "files": set(),
+    "units": set(),
     "prefix": set(),
     "pool": {"prefix"},
     "kinds": {"prefix", "pool"},
@@ -25,10 +26,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sizing": {"kinds", "prefix", "pool"},
     "traces": set(),
     "replay": {"scheduling", "traces", "sizing", "observe", "manager", "kinds", "pool", "prefix"},
-    "report": set(),
+    "report": {"units"},
     "integrations": {"observe", "manager", "kinds", "pool", "prefix"},
     "cli": {
         "files",
+        "units",
         "integrations",
         "report",
         "replay",

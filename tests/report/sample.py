@@ -1,7 +1,8 @@
-"""Data of a replay as the page gets it, and a page taken apart."""
+"""Data of a replay as its page gets it, and a page taken apart."""
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from html.parser import HTMLParser
@@ -90,3 +91,13 @@ def words(page: str) -> str:
 def elements(page: str) -> list[str]:
     """The names of the page's elements, in order."""
     return _read(page).elements
+
+
+def cells(page: str, first: str) -> list[list[str]]:
+    """The rows of the table whose first heading is `first`, their headings included."""
+    for found in re.findall(r"<table>.*?</table>", own_part(page), flags=re.DOTALL):
+        heads = re.findall(r"<th scope='col'[^>]*>(.*?)</th>", found)
+        if heads and heads[0] == first:
+            rows = re.findall(r"<tr[^>]*>(.*?)</tr>", found.split("<tbody>")[1])
+            return [[html.unescape(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)] for row in rows]
+    raise AssertionError(f"no table begins with {first!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -13,8 +14,9 @@ import typer
 from rich.console import Console
 
 from kvblocks import __version__
+from kvblocks.cli import printable
 from kvblocks.cli.engine_flags import device_of, environment, flag_words
-from kvblocks.cli.output import check_outputs, plain_console, write_json
+from kvblocks.cli.output import check_outputs, plain_console, write_file, write_json
 from kvblocks.cli.plan_view import print_comparison, print_plan, print_search
 from kvblocks.cli.sizes import number, parse_bytes, whole_number
 from kvblocks.errors import UsageError
@@ -34,6 +36,7 @@ computes at start-up, without a GPU. Nothing is fetched from the network.
   kvblocks plan DIR --available 35.57GiB --kv-cache-dtype fp8 --max-model-len 32768
   kvblocks plan llama-3.3-70b-instruct --gpu h100 --gpus --requests 64 --length 8192
   kvblocks plan qwen3-8b --gpu l4 --compare "--kv-cache-dtype fp8" "--max-num-batched-tokens 8192"
+  kvblocks plan qwen3-8b --gpu h100 --report plan.html
   kvblocks plan --from-log vllm.log
   kvblocks plan --batch questions.jsonl --models configs/
 
@@ -179,7 +182,7 @@ def command(
         inputs.append(str(Path(model) / "config.json"))
     check_outputs({"--json": json_path, "--report": report}, inputs)
     if report is not None:
-        raise UsageError(f"--report {report}: plans have no page yet; use --json FILE")
+        _check_report(report, batch, from_log)
     if batch is not None:
         _batch(batch, models, json_path)
         return
@@ -236,55 +239,95 @@ def command(
     )
     console = plain_console(stderr=json_path == "-")
     if compare is not None:
-        _compare(console, setting, compare, json_path)
+        _compare(console, setting, compare, json_path, report)
     elif gpus:
-        _search(console, setting, requests, length, json_path)
+        _search(console, setting, requests, length, json_path, report)
     else:
-        _plan(console, setting, what_if, json_path)
+        _plan(console, setting, what_if, json_path, report)
 
 
 # -- What to do -------------------------------------------------------------------------------------------------------
 
 
-def _plan(console: Console, setting: Setting, what_if: bool, json_path: str | None) -> None:
+def _plan(console: Console, setting: Setting, what_if: bool, json_path: str | None, report: Path | None) -> None:
     plan = setting.plan()
     wanted = plan.status != "refused" and what_if
     found: list[Effect] = []
     if wanted:
         with _progress("trying flags", count_steps(setting, plan)) as on_step:
             found = effects(setting, plan, on_step)
+    data = {**_about(setting), **plan.to_dict()}
+    if wanted:
+        data["effects"] = [effect.to_dict() for effect in found]
     if json_path is not None:
-        data = {"kvblocks": __version__, **plan.to_dict()}
-        if wanted:
-            data["effects"] = [effect.to_dict() for effect in found]
         write_json(data, json_path)
     if json_path != "-" and plan.status != "refused":
         print_plan(console, setting, plan, found)
+    _report(console, data, report)
     _exit(plan)
 
 
-def _compare(console: Console, setting: Setting, flags: tuple[str, str], json_path: str | None) -> None:
+def _compare(
+    console: Console, setting: Setting, flags: tuple[str, str], json_path: str | None, report: Path | None
+) -> None:
     settings = [setting.changed(**flag_words(text, "--compare")) for text in flags]
     plans = [one.plan() for one in settings]
     labels = [text.strip() or "as given" for text in flags]
+    sides = [{"setting": label, **plan.to_dict()} for label, plan in zip(labels, plans, strict=True)]
+    data = {**_about(setting), "compare": sides}
     if json_path is not None:
-        sides = [{"setting": label, **plan.to_dict()} for label, plan in zip(labels, plans, strict=True)]
-        write_json({"kvblocks": __version__, "compare": sides}, json_path)
+        write_json(data, json_path)
     if json_path != "-":
         print_comparison(console, labels, plans)
+    _report(console, data, report)
     _exit(max(plans, key=lambda plan: ("ok", "does_not_fit", "refused").index(plan.status)))
 
 
-def _search(console: Console, setting: Setting, requests: int, length: int | None, json_path: str | None) -> None:
+def _search(
+    console: Console, setting: Setting, requests: int, length: int | None, json_path: str | None, report: Path | None
+) -> None:
     tokens = length or setting.flags.max_model_len or setting.lay_out().engine.max_model_len
     with _progress("trying GPUs", None) as on_step:
         found = fewest_gpus(setting, requests=requests, length=tokens, on_try=lambda gpus: on_step())
+    data = {**_about(setting), **found.to_dict()}
     if json_path is not None:
-        write_json({"kvblocks": __version__, **found.to_dict()}, json_path)
+        write_json(data, json_path)
     if json_path != "-":
         print_search(console, setting, found)
+    _report(console, data, report)
     if found.found is None:
         raise typer.Exit(1)
+
+
+def _about(setting: Setting) -> dict[str, Any]:
+    """What was asked, and of which version."""
+    flags, device = setting.flags, setting.device
+    count = flags.tensor_parallel_size * flags.pipeline_parallel_size
+    return {
+        "kvblocks": __version__,
+        "model": setting.config.name,
+        "gpu": None if device is None else {"name": device.name, "total_bytes": device.total_bytes, "count": count},
+        "flags": flags.given(),
+    }
+
+
+def _check_report(report: Path, batch: str | None, from_log: str | None) -> None:
+    if str(report) == "-":
+        raise UsageError("--report -: a page is for a browser, not for standard output; name a file such as plan.html")
+    for option, given in (("--batch", batch), ("--from-log", from_log)):
+        if given is not None:
+            raise UsageError(f"--report {report}: a page is of one plan, a comparison or a search, not of {option}")
+    import kvblocks.report  # noqa: F401 - a missing package is told before the work, not after it
+
+
+def _report(console: Console, data: Mapping[str, Any], report: Path | None) -> None:
+    if report is None:
+        return
+    from kvblocks.report import plan_page
+
+    command = shlex.join(["kvblocks", *sys.argv[1:]])
+    write_file(plan_page({**data, "command": command}).encode(), report, "--report")
+    console.print(f"Report: {printable(str(report))}")
 
 
 def _batch(path: str, models: str | None, json_path: str | None) -> None:

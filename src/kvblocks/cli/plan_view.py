@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from kvblocks.cli import printable
-from kvblocks.cli.sizes import size
 from kvblocks.sizing import Plan, Setting
 from kvblocks.sizing.effects import Effect
 from kvblocks.sizing.search import Search
+from kvblocks.units import size
 
 SHOWN_EFFECTS = 12
 """Steps in the table; the rest are in the JSON."""
@@ -173,13 +173,13 @@ def _print_effects(console: Console, plan: Plan, effects: Sequence[Effect]) -> N
     helpful = [effect for effect in effects if effect.status == "ok" or (plan.ok and effect.status == "does_not_fit")]
     now = f"{plan.max_concurrency:.2f} now" if plan.ok else "none now"
     console.print(Text(f"\nWhat would change it, by requests of that length at once ({now})", style="bold"))
-    widest = max((effect.factor for effect in helpful), default=1.0)
+    widest = max((effect.max_concurrency or 0.0 for effect in helpful), default=0.0)
     for effect in helpful[:SHOWN_EFFECTS]:
         step = f"{effect.flag} {effect.before} -> {effect.after}"
         if effect.status != "ok":
             console.print(Text(f"  {step}: does not fit"), soft_wrap=True)
             continue
-        bar = "█" * max(1, round(BAR * effect.factor / max(widest, 1.0)))
+        bar = "█" * max(1, round(BAR * (effect.max_concurrency or 0.0) / max(widest, plan.max_concurrency or 0.0)))
         changes = [
             f"{change:+,} {what}"
             for change, what in ((effect.num_blocks_change, "blocks"), (effect.tokens_change, "tokens"))

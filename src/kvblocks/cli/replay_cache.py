@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from kvblocks.cli.engine_flags import environment, flag_words
 from kvblocks.cli.output import counted
-from kvblocks.cli.sizes import parse_bytes, parse_counts, size
+from kvblocks.cli.sizes import parse_bytes, parse_counts
 from kvblocks.errors import UsageError
 from kvblocks.replay import MAX_BLOCKS, CacheLayout
 from kvblocks.sizing import EngineFlags, Plan, Setting
 from kvblocks.sizing.catalogue import find_model
 from kvblocks.sizing.devices import find_device
+from kvblocks.units import size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,9 @@ from rich.console import Console
 
 from kvblocks.cli import printable
 from kvblocks.cli.output import counted, print_table
-from kvblocks.cli.sizes import short, size
+from kvblocks.cli.sizes import short
 from kvblocks.replay import Replay, RunResult
+from kvblocks.units import size
 
 _COMMON = ("hit\nrate", "last\nhalf", "hit\ntokens", "evicted\nblocks")
 _COLUMNS = {

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from kvblocks.errors import MissingExtraError
+from kvblocks.report import plan
 from kvblocks.report.page import page
 from kvblocks.report.values import clean
 
@@ -24,4 +25,16 @@ def replay_page(data: Mapping[str, Any]) -> str:
     return page(clean(data), get_plotlyjs())
 
 
-__all__ = ["replay_page"]
+def plan_page(data: Mapping[str, Any]) -> str:
+    """The page for a plan's data.
+
+    data: a plan's JSON; or `compare` with two of them, each with its `setting`; or a search's, with all that was
+        `tried`. Each with `kvblocks` (the version), `command` and `model`, and where they are known `gpu` (`name`,
+        `count`) and `flags`.
+    """
+    from plotly.offline import get_plotlyjs
+
+    return plan.page(clean(data), get_plotlyjs())
+
+
+__all__ = ["plan_page", "replay_page"]

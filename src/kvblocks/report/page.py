@@ -1,20 +1,16 @@
-"""The page around the plots: words, a table, and everything that is needed to show it, in one file."""
+"""The page of a replay: the answer in words, a table of the runs, and the plots."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvblocks.report.figures import Figure, hit_rate_by_size, hit_rate_over_time, occupancy, smoothing
+from kvblocks.report.document import Section, document
+from kvblocks.report.figures import hit_rate_by_size, hit_rate_over_time, occupancy, smoothing
 from kvblocks.report.prefixes import prefix_table, shared_prefixes
 from kvblocks.report.reuse import reuse_distances
-from kvblocks.report.style import SCRIPT, STYLE
-from kvblocks.report.values import Data, count, escape, percent, script_json, seconds, short
+from kvblocks.report.values import Data, count, escape, percent, seconds, short
 from kvblocks.report.words import more_memory, rejections, reuse_words, summary
-
-# The browser itself refuses anything from outside the page.
-POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 COLUMNS: tuple[tuple[str, Callable[[Data], str]], ...] = (
     ("blocks", lambda run: count(run["num_blocks"])),
@@ -41,52 +37,26 @@ def _short(value: int) -> str:
     return f"<span title='{count(value)}'>{short(value)}</span>"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """A heading, how to read its figure, and the figure: one, or one of several that the reader chooses."""
-
-    title: str
-    reading: str
-    figures: Mapping[str, Figure | None]
-    otherwise: str
-    """What to say when there is nothing to draw."""
-    choices: Mapping[str, str] = field(default_factory=dict)
-    """Names of the figures, by id, for the reader to choose from."""
-    after: str = ""
-    """HTML that follows the figure."""
-
-    @property
-    def drawn(self) -> dict[str, Figure]:
-        return {name: figure for name, figure in self.figures.items() if figure is not None}
-
-
 def page(data: Data, plotly_js: str) -> str:
     """The whole page, for clean data (see `values.clean`) and the source of plotly.js."""
     trace: Data = data["trace"]
     paths = ", ".join(trace["paths"])
-    heading = f"Replay of {count(trace['requests'], 'request')}"
     sections = _sections(data)
-    figures = {name: figure for section in sections for name, figure in section.drawn.items()}
     body = [
-        f"<header>\n<h1>{escape(heading)}</h1>\n<p class='quiet'>{escape(paths)} ({escape(trace['format'])})</p>\n"
-        "</header>\n<main>",
         f"<div class='lead'>{''.join(f'<p>{escape(words)}</p>' for words in summary(data))}</div>",
-        "<noscript><p class='empty'>The figures need JavaScript. The words and tables do not.</p></noscript>",
         f"<h2>Runs</h2>\n{_table(data['runs'])}",
-        *map(_section, sections),
+        *(section.html("Cache size") for section in sections),
         f"<h2>What was run</h2>\n{_facts(data['settings'])}",
-        f"</main>\n<footer>kvblocks {escape(data['kvblocks'])}. Drag on a figure to enlarge a part of it, "
-        "double-click to see all of it again.</footer>",
     ]
-    return (
-        "<!doctype html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"
-        "<meta name='color-scheme' content='light dark'>\n"
-        f"<title>kvblocks replay: {escape(paths)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        + "\n".join(body)
-        + f"\n<script>{plotly_js}</script>\n<script>const FIGURES = {script_json(figures)};\n{SCRIPT}</script>\n"
-        "</body>\n</html>\n"
+    return document(
+        title=f"kvblocks replay: {paths}",
+        heading=f"Replay of {count(trace['requests'], 'request')}",
+        subtitle=f"{paths} ({trace['format']})",
+        body_html=body,
+        footer=f"kvblocks {data['kvblocks']}. Drag on a figure to enlarge a part of it, double-click to see all of it "
+        "again.",
+        figures={name: figure for section in sections for name, figure in section.drawn.items()},
+        plotly_js=plotly_js,
     )
 
 
@@ -148,29 +118,6 @@ def _sections(data: Data) -> list[Section]:
 def _smoothed(runs: Sequence[Data]) -> str:
     window = max((smoothing(run["series"]) for run in runs), default=1)
     return f"Each point is the mean of the last {window} stretches." if window > 1 else ""
-
-
-def _section(section: Section) -> str:
-    drawn = section.drawn
-    parts = [f"<section>\n<h2>{escape(section.title)}</h2>"]
-    if not drawn:
-        return "\n".join([*parts, f"<p class='empty'>{escape(section.otherwise)}</p>\n</section>"])
-    parts.append(f"<p class='quiet'>{escape(section.reading.strip())}</p>")
-    last = list(drawn)[-1]
-    group = last.split("-")[0]
-    if len(drawn) > 1:
-        options = "".join(
-            f"<option value='{name}'{' selected' if name == last else ''}>{escape(section.choices[name])}</option>"
-            for name in drawn
-        )
-        parts.append(f"<p><label>Cache size <select data-plots='{group}'>{options}</select></label></p>")
-    for name in drawn:
-        label = f"{section.title}, {section.choices[name]}" if name in section.choices else section.title
-        parts.append(
-            f"<div class='plot' id='{name}' data-choice='{group}' role='img' aria-label='{escape(label)}'"
-            f"{'' if name == last else ' hidden'}></div>"
-        )
-    return "\n".join([*parts, section.after, "</section>"])
 
 
 def _table(runs: Sequence[Data]) -> str:

@@ -23,9 +23,18 @@ table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabu
 th, td { text-align: right; padding: .35rem .45rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { font-weight: 600; color: var(--quiet); vertical-align: bottom; }
 thead th { white-space: normal; line-height: 1.3; }
-tbody th { color: var(--ink); font-weight: 400; }
-th:first-child { text-align: left; position: sticky; left: 0; background: var(--paper); padding-left: 0; }
+tbody th { color: var(--ink); font-weight: 400; vertical-align: middle; }
+th:first-child { text-align: left; position: sticky; left: 0; background: var(--paper); background-clip: padding-box;
+  padding-left: 0; }
 .tree th { white-space: normal; overflow-wrap: anywhere; min-width: 11rem; }
+.words { text-align: left; white-space: normal; min-width: 13rem; }
+.words:first-child { min-width: 8rem; overflow-wrap: break-word; }
+tr.bold * { font-weight: 600; color: var(--accent); }
+.legend span { display: inline-block; margin-right: 1rem; }
+.legend span::before { content: ""; display: inline-block; width: .8em; height: .8em; margin-right: .4em;
+  border-radius: 2px; background: var(--c); }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--lift); border-radius: 6px;
+  padding: .7rem .9rem; margin: .6rem 0; }
 .plot { width: 100%; }
 select { font: inherit; padding: .15rem .4rem; color: inherit; background: var(--paper);
   border: 1px solid var(--line); border-radius: 4px; }

@@ -84,6 +84,11 @@ class EngineFlags:
         """A copy with some flags changed, checked as `from_mapping` does."""
         return replace(self, **{name: _checked(name, value) for name, value in changes.items()})
 
+    def given(self) -> dict[str, Any]:
+        """Those that differ from vLLM's defaults, by name."""
+        plain = EngineFlags()
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != getattr(plain, f.name)}
+
     @property
     def draft(self) -> Mapping[str, Any]:
         """The speculative configuration; empty without one."""

@@ -55,6 +55,8 @@ class MemoryEstimate:
     """What is available for the cache on one worker, and how that comes. Bytes."""
 
     device: str
+    total_bytes: int
+    """Memory of the GPU, as a program sees it."""
     requested_bytes: int
     terms: tuple[Term, ...]
     not_modelled: tuple[str, ...]
@@ -76,6 +78,7 @@ class MemoryEstimate:
         """The estimate as JSON would have it."""
         return {
             "device": self.device,
+            "total_bytes": self.total_bytes,
             "requested_bytes": self.requested_bytes,
             "terms": [term.to_dict() for term in self.terms],
             "available_low": self.available_low,
@@ -133,7 +136,11 @@ def estimate_available(
     if flags.draft and draft_method(flags) in ("eagle", "eagle3", "draft_model"):
         missing.append("the draft model's weights")
     return MemoryEstimate(
-        device=device.name, requested_bytes=requested, terms=tuple(terms), not_modelled=tuple(missing)
+        device=device.name,
+        total_bytes=device.total_bytes,
+        requested_bytes=requested,
+        terms=tuple(terms),
+        not_modelled=tuple(missing),
     )
 
 
