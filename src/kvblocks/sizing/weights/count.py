@@ -26,11 +26,11 @@ KNOWN = frozenset(
     "llama mistral mixtral qwen2 qwen2_moe qwen2_vl qwen2_5_vl qwen3 qwen3_moe qwen3_next qwen3_vl_text "
     "qwen3_vl_moe_text qwen3_5_text qwen3_5_moe_text qwen3_5 qwen3_5_moe gemma gemma2 gemma3 gemma3_text "
     "gemma3n gemma3n_text gemma4 gemma4_text phi3 phi cohere cohere2 olmo olmo2 olmo3 olmoe gpt2 opt bloom "
-    "falcon falcon_mamba mamba mamba2 bamba jamba granite granitemoe granitemoehybrid nemotron nemotron_h lfm2 "
-    "lfm2_moe llama4 llama4_text gpt_oss deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 kimi_k2 kimi_linear "
-    "glm4 glm4_moe glm_moe_dsa minimax_m2 minimax_m3 minimax_m3_vl mimo mimo_v2_flash whisper bart gpt_neox "
-    "starcoder2 internlm2 exaone4 seed_oss smollm3 arcee ernie4_5 ernie4_5_moe ministral ministral3 "
-    "hunyuan_v1_dense hunyuan_v1_moe stablelm apertus step3p5".split()
+    "falcon falcon_h1 falcon_mamba mamba mamba2 bamba jamba granite granitemoe granitemoehybrid nemotron "
+    "nemotron_h lfm2 lfm2_moe llama4 llama4_text gpt_oss deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 "
+    "kimi_k2 kimi_linear glm4 glm4_moe glm_moe_dsa minimax_m2 minimax_m3 minimax_m3_vl mimo mimo_v2_flash "
+    "whisper bart gpt_neox starcoder2 internlm2 exaone4 seed_oss smollm3 arcee ernie4_5 ernie4_5_moe ministral "
+    "ministral3 hunyuan_v1_dense hunyuan_v1_moe stablelm apertus step3p5".split()
 )
 """Families whose layers the counter describes; the others are counted alike and said to be unknown."""
 

@@ -19,7 +19,7 @@ BIASED = frozenset("gpt2 opt bloom gpt_neox gptj gpt_bigcode phi starcoder2".spl
 
 def is_gated(config: ModelConfig) -> bool:
     """Whether the feed-forward has a gate beside its up-projection."""
-    return config.text_type not in UNGATED and config.get("mlp_hidden_act") != "relu2"
+    return config.text_type not in UNGATED and config.get("mlp_hidden_act", "hidden_act") != "relu2"
 
 
 def dense_width(config: ModelConfig, layer: int = 0) -> int:
@@ -31,6 +31,9 @@ def dense_width(config: ModelConfig, layer: int = 0) -> int:
     if given is None:
         return 4 * hidden(config)
     width = int(given)
+    if config.get("use_double_wide_mlp"):
+        shared = config.whole("num_kv_shared_layers", default=0)
+        width *= 2 if layer >= kinds.num_layers(config) - shared else 1
     if config.text_type in ("lfm2", "lfm2_moe") and config.get("block_auto_adjust_ff_dim"):
         width = int(2 * width / 3 * float(config.get("block_ffn_dim_multiplier", default=1.0)))
         multiple = config.whole("block_multiple_of", default=256)

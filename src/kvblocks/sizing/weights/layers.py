@@ -9,6 +9,7 @@ from kvblocks.sizing.model_config import ModelConfig
 
 ATTENTION, WINDOW, MLA = "attention", "window", "mla"
 MAMBA1, MAMBA2, GDN, KDA, CONV, LIGHTNING = "mamba1", "mamba2", "gdn", "kda", "conv", "lightning"
+PARALLEL = "attention + mamba2"
 DENSE, MOE, BOTH, NONE = "dense", "moe", "both", "none"
 
 _MIXERS = {
@@ -22,7 +23,7 @@ _MIXERS = {
     "local": WINDOW,
     "swa": WINDOW,
     "chunked_attention": ATTENTION,
-    "linear_attention": GDN,
+    "linear_attention": "linear",
     "gated_delta_net": GDN,
     "kda": KDA,
     "mamba": "mamba",
@@ -35,7 +36,14 @@ _MIXERS = {
 
 _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """`hybrid_override_pattern` of Nemotron-H: one letter a layer, each layer a mixer or a feed-forward."""
-_BLOCK_MIXERS = {"mamba": MAMBA2, "attention": ATTENTION, "mlp": NONE, "moe": NONE}
+_BLOCK_MIXERS = {
+    "mamba": MAMBA2,
+    "linear_attention": MAMBA2,
+    "attention": ATTENTION,
+    "full_attention": ATTENTION,
+    "mlp": NONE,
+    "moe": NONE,
+}
 _BLOCK_FEEDS = {"mlp": DENSE, "moe": MOE}
 
 PURE = {"mamba": MAMBA1, "falcon_mamba": MAMBA1, "mamba2": MAMBA2}
@@ -80,18 +88,30 @@ def mixers(config: ModelConfig) -> tuple[list[str], list[str]]:
     if blocks is not None:
         unknown = sorted(set(blocks) - set(_BLOCK_MIXERS))
         return [_BLOCK_MIXERS.get(name, ATTENTION) for name in blocks], unknown
+    if kind == "falcon_h1":
+        return [PARALLEL] * count, unknown
     given = config.get("layer_types", "layers_block_type")
     found: list[str]
     if isinstance(given, Sequence) and not isinstance(given, str) and len(given) >= count:
         unknown = sorted({str(name) for name in given if name not in _MIXERS})
         found = [_MIXERS.get(str(name), ATTENTION) for name in given[:count]]
         mamba = MAMBA1 if config.get("mamba_dt_rank", "time_step_rank") and kind != "bamba" else MAMBA2
-        found = [mamba if name == "mamba" else name for name in found]
+        linear = _linear_kind(config, mamba)
+        found = [{"mamba": mamba, "linear": linear}.get(name, name) for name in found]
     else:
         found = _from_other_fields(config, count, kind)
     if is_mla(config):
         found = [MLA if name in (ATTENTION, WINDOW) else name for name in found]
     return found, unknown
+
+
+def _linear_kind(config: ModelConfig, mamba: str) -> str:
+    """What a family means by `linear_attention`, told from the sizes that its config gives."""
+    if config.get("linear_attn_config") is not None:
+        return KDA
+    if config.get("linear_num_value_heads") is not None:
+        return GDN
+    return LIGHTNING if config.text_type.startswith("minimax") else mamba
 
 
 def is_mla(config: ModelConfig) -> bool:

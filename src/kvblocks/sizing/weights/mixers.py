@@ -61,10 +61,17 @@ def attention_shape(config: ModelConfig, mixer: str) -> tuple[int, int, int, int
         kv_heads = config.whole("swa_num_key_value_heads", default=kv_heads)
         dim, value_dim = config.whole("swa_head_dim", default=dim), config.whole("swa_v_head_dim", default=value_dim)
     elif config.text_type.startswith("gemma4"):
-        dim = value_dim = config.whole("global_head_dim", default=dim)
+        dim = value_dim = config.whole("global_head_dim", default=_widest_head(config, dim))
         if config.get("attention_k_eq_v"):
             has_value, kv_heads = False, config.whole("num_global_key_value_heads", default=kv_heads)
     return heads, kv_heads, dim, value_dim, has_value
+
+
+def _widest_head(config: ModelConfig, default: int) -> int:
+    """The head width of global layers where a config lists exceptions by layer."""
+    given = config.get("per_layer_config")
+    exceptions = given.values() if isinstance(given, dict) else ()
+    return max((int(each["head_dim"]) for each in exceptions if "head_dim" in each), default=default)
 
 
 def mla(config: ModelConfig, layer: int, mixer: str) -> Iterator[Part]:
@@ -143,6 +150,7 @@ def mamba2(config: ModelConfig, layer: int, mixer: str) -> Iterator[Part]:
     width = hidden(config)
     heads = config.whole("mamba_num_heads", "mamba_n_heads", "num_heads")
     inner = heads * config.whole("mamba_head_dim", "mamba_d_head", "head_dim")
+    inner = config.whole("mamba_d_ssm", default=inner)
     state = config.whole("ssm_state_size", "mamba_d_state", "state_size")
     groups = config.whole("n_groups", "mamba_n_groups", default=1)
     channels = inner + 2 * groups * state
@@ -202,11 +210,19 @@ def conv(config: ModelConfig, layer: int, mixer: str) -> Iterator[Part]:
 def lightning(config: ModelConfig, layer: int, mixer: str) -> Iterator[Part]:
     """MiniMax's lightning attention: queries, keys, values, an output gate and the output."""
     width = hidden(config)
-    inner = config.whole("num_attention_heads") * config.whole("head_dim")
+    inner = config.whole("num_attention_heads") * config.whole(
+        "head_dim", default=width // config.whole("num_attention_heads")
+    )
     name = f"layers.{layer}.self_attn"
     yield from linear(f"{name}.qkv_proj", layer, width, 3 * inner)
     yield from linear(f"{name}.output_gate", layer, width, inner)
     yield from linear(f"{name}.out_proj", layer, inner, width)
+
+
+def parallel(config: ModelConfig, layer: int, mixer: str) -> Iterator[Part]:
+    """Falcon-H1: attention and a state-space mixer side by side in every layer."""
+    yield from attention(config, layer, kinds.ATTENTION)
+    yield from mamba2(config, layer, kinds.MAMBA2)
 
 
 def none(config: ModelConfig, layer: int, mixer: str) -> Iterator[Part]:
@@ -224,6 +240,7 @@ MIXERS: dict[str, Counter] = {
     kinds.KDA: kda,
     kinds.CONV: conv,
     kinds.LIGHTNING: lightning,
+    kinds.PARALLEL: parallel,
     kinds.NONE: none,
 }
 

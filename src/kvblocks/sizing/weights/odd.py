@@ -87,6 +87,18 @@ def gemma3n(config: ModelConfig) -> Iterator[Part]:
         yield small(f"layers.{layer}.altup", layer, inputs * (width + inputs + inputs * inputs) + 5 * width)
 
 
+def gemma4(config: ModelConfig) -> Iterator[Part]:
+    """What the small Gemma 4 models add: embeddings per layer, and their projections."""
+    width, count = hidden(config), kinds.num_layers(config)
+    per_layer = config.whole("hidden_size_per_layer_input", default=0)
+    if per_layer:
+        vocabulary = config.whole("vocab_size_per_layer_input", "vocab_size")
+        yield Part("embed_tokens_per_layer", vocabulary * count * per_layer, "every", linear=False, what="embeddings")
+        yield Part("per_layer_model_projection", width * count * per_layer, "every", WHOLE)
+        for layer in range(count):
+            yield Part(f"layers.{layer}.per_layer", 2 * width * per_layer, layer, WHOLE)
+
+
 WHOLE_MODEL: dict[str, Callable[[ModelConfig], Iterator[Part]]] = {
     "whisper": encoder_decoder,
     "bart": encoder_decoder,
@@ -95,5 +107,10 @@ WHOLE_MODEL: dict[str, Callable[[ModelConfig], Iterator[Part]]] = {
 """Families counted apart from the layers of the common counter."""
 LAYER: dict[str, Callable[[ModelConfig, int], Iterator[Part]]] = {"deepseek_v4": deepseek_v4}
 """Families whose layers are counted apart."""
-EXTRA: dict[str, Callable[[ModelConfig], Iterator[Part]]] = {"gemma3n_text": gemma3n, "gemma3n": gemma3n}
+EXTRA: dict[str, Callable[[ModelConfig], Iterator[Part]]] = {
+    "gemma3n_text": gemma3n,
+    "gemma3n": gemma3n,
+    "gemma4_text": gemma4,
+    "gemma4": gemma4,
+}
 """What a family has beside the common layers."""
