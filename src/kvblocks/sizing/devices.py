@@ -114,6 +114,7 @@ DEVICES: tuple[Device, ...] = (
 )
 
 _NOISE = re.compile(r"\b(nvidia|amd|geforce|instinct|tesla|radeon|graphics|gpu|tensor|core|accelerator)\b")
+_FORM = re.compile(r"\b(sxm[0-9]?|pcie|hbm[0-9]e?|oam|nvl[0-9]*)\b")
 _SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?b|[kmgt]|bytes|b)?\s*$", re.IGNORECASE)
 _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -139,11 +140,12 @@ def find_device(name: str) -> Device:
     if not isinstance(name, str) or not name.strip():
         raise UsageError(f"gpu={name!r} must be the name of a GPU, for example H100-SXM, or a size, for example 80GiB")
     key = _key(name)
-    found = _BY_KEY.get(key) or _BY_KEY.get(f"rtx{key}")
-    if found is None:
-        found = next((device for other, device in _by_size() if other == key), None)
-    if found is not None:
-        return found
+    for other in (key, f"rtx{key}", _key(_FORM.sub(" ", name.lower().replace("-", " ")))):
+        if other in _BY_KEY:
+            return _BY_KEY[other]
+    sized = next((device for other, device in _by_size() if other == key), None)
+    if sized is not None:
+        return sized
     if _SIZE.match(name):
         return of_memory(name)
     near = difflib.get_close_matches(key, [*_BY_KEY], 4, 0.5)

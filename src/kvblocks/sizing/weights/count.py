@@ -30,7 +30,10 @@ KNOWN = frozenset(
     "nemotron_h lfm2 lfm2_moe llama4 llama4_text gpt_oss deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 "
     "kimi_k2 kimi_linear glm4 glm4_moe glm_moe_dsa minimax_m2 minimax_m3 minimax_m3_vl mimo mimo_v2_flash "
     "whisper bart gpt_neox starcoder2 internlm2 exaone4 seed_oss smollm3 arcee ernie4_5 ernie4_5_moe ministral "
-    "ministral3 hunyuan_v1_dense hunyuan_v1_moe stablelm apertus step3p5".split()
+    "ministral3 hunyuan_v1_dense hunyuan_v1_moe stablelm apertus aria_text bitnet exaone_moe glm glm4_moe_lite "
+    "gptj gpt_bigcode granitemoeshared granite_swa granitemoe_swa helium hy_v3 phimoe mpt minicpm3 persimmon "
+    "olmo_hybrid afmoe axk1 diffllama flex_olmo cwm laguna mellum solar_open vaultgemma youtu hyperclovax "
+    "jais2 nanochat cohere2_moe minimax_m3_vl_text minimax inkling_text zaya".split()
 )
 """Families whose layers the counter describes; the others are counted alike and said to be unknown."""
 

@@ -11,7 +11,7 @@ from kvblocks.sizing.weights.parts import EXPERTS, WHOLE, Part, linear, small
 
 UNGATED = frozenset(
     "gpt2 opt bloom falcon gpt_neox gptj gpt_bigcode phi starcoder2 mpt nemotron nemotron_h persimmon arcee "
-    "apertus".split()
+    "apertus jais2 nanochat".split()
 )
 """Families whose feed-forward has no gate: two matrices instead of three."""
 BIASED = frozenset("gpt2 opt bloom gpt_neox gptj gpt_bigcode phi starcoder2".split())
@@ -19,7 +19,7 @@ BIASED = frozenset("gpt2 opt bloom gpt_neox gptj gpt_bigcode phi starcoder2".spl
 
 def is_gated(config: ModelConfig) -> bool:
     """Whether the feed-forward has a gate beside its up-projection."""
-    return config.text_type not in UNGATED and config.get("mlp_hidden_act", "hidden_act") != "relu2"
+    return config.text_type not in UNGATED and config.get("mlp_hidden_act") != "relu2"
 
 
 def dense_width(config: ModelConfig, layer: int = 0) -> int:
