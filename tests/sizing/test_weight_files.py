@@ -111,7 +111,7 @@ def test_32_bit_files_are_cast_to_the_models_dtype(tmp_path: Path) -> None:
 def test_several_files_are_read_by_their_index(tmp_path: Path) -> None:
     names = list(SHAPES)
     halves = ({n: SHAPES[n] for n in names[:4]}, {n: SHAPES[n] for n in names[4:]})
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, half in enumerate(halves, 1):
         write(tmp_path, half, f"model-0000{number}-of-00002.safetensors")
         weight_map |= dict.fromkeys(half, f"model-0000{number}-of-00002.safetensors")

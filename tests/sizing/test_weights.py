@@ -13,7 +13,6 @@ from kvblocks.sizing.flags import GIB, EngineFlags
 from kvblocks.sizing.model_config import ModelConfig
 from kvblocks.sizing.weights import weights_per_rank
 from kvblocks.sizing.weights.count import count
-from kvblocks.sizing.weights.parts import stage_layers
 from tests.shared import shared
 
 COUNTS = json.loads(Path(__file__).with_name("parameter_counts.json").read_text())
@@ -169,8 +168,6 @@ def test_pipeline_stages_hold_every_layer_once() -> None:
     whole = weights_per_rank(config)
     assert sum(stage.groups["layers"] for stage in stages) == pytest.approx(whole.groups["layers"], rel=1e-6)
     assert [stage.groups.get("embeddings", 0) for stage in stages][1] == 0
-    assert [len(layers) for layers in stage_layers(32, 3)] == [11, 11, 10]
-    assert [len(layers) for layers in stage_layers(10, 4)] == [2, 3, 3, 2]
 
 
 def test_a_tied_embedding_lies_on_the_first_and_the_last_stage() -> None:
@@ -180,14 +177,13 @@ def test_a_tied_embedding_lies_on_the_first_and_the_last_stage() -> None:
     assert first == pytest.approx(last, rel=0.001)
 
 
-def test_the_partition_of_layers_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_partition_of_layers_follows_the_environment() -> None:
     config, flags = ModelConfig.from_data(LLAMA), EngineFlags(pipeline_parallel_size=2)
-    monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "8,24")
-    first, last = (weights_per_rank(config, flags, stage).groups["layers"] for stage in (0, 1))
+    env = {"VLLM_PP_LAYER_PARTITION": "8,24"}
+    first, last = (weights_per_rank(config, flags, stage, env).groups["layers"] for stage in (0, 1))
     assert last == pytest.approx(3 * first, rel=0.001)
-    monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "8,25")
-    with pytest.raises(UsageError, match="must name 2 stages with 32 layers"):
-        weights_per_rank(config, flags)
+    with pytest.raises(UsageError, match="VLLM_PP_LAYER_PARTITION='8,25'"):
+        weights_per_rank(config, flags, 0, {"VLLM_PP_LAYER_PARTITION": "8,25"})
     with pytest.raises(UsageError, match="stage=2 must be"):
         weights_per_rank(config, flags, 2)
 

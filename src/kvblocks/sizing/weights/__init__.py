@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,10 +9,11 @@ from typing import Any
 from kvblocks.errors import UsageError
 from kvblocks.sizing.flags import EngineFlags
 from kvblocks.sizing.model_config import ModelConfig
+from kvblocks.sizing.resolve import stage_sizes
 from kvblocks.sizing.weights import files
 from kvblocks.sizing.weights.count import Counted, count, is_tied
 from kvblocks.sizing.weights.layers import num_layers
-from kvblocks.sizing.weights.parts import EXPERTS, WHOLE, Part, stage_layers
+from kvblocks.sizing.weights.parts import EXPERTS, WHOLE, Part
 from kvblocks.sizing.weights.quantisation import plain_bytes, weight_format
 
 UNKNOWN_LOW, UNKNOWN_HIGH = 0.5, 1.6
@@ -57,44 +57,35 @@ class Weights:
         }
 
 
-def stage_of(config: ModelConfig, flags: EngineFlags, stage: int) -> range:
-    """The layers of a pipeline stage; `VLLM_PP_LAYER_PARTITION` decides when it is set, as in vLLM.
-
-    Raises UsageError when the partition does not fit the model.
-    """
-    total, stages = num_layers(config), flags.pipeline_parallel_size
+def stage_of(config: ModelConfig, flags: EngineFlags, stage: int, env: Mapping[str, str] | None = None) -> range:
+    """The layers of a pipeline stage. Raises UsageError when there is no such stage or the partition does not fit."""
+    stages = flags.pipeline_parallel_size
     if not 0 <= stage < stages:
         raise UsageError(f"stage={stage} must be at least 0 and below pipeline_parallel_size={stages}")
-    given = os.environ.get("VLLM_PP_LAYER_PARTITION")
-    if given and stages > 1:
-        try:
-            sizes = [int(size) for size in given.split(",")]
-        except ValueError:
-            raise UsageError(f"VLLM_PP_LAYER_PARTITION={given!r} must be whole numbers with commas") from None
-        if len(sizes) != stages or sum(sizes) != total:
-            raise UsageError(
-                f"VLLM_PP_LAYER_PARTITION={given!r} must name {stages} stages with {total} layers together"
-            )
-        start = sum(sizes[:stage])
-        return range(start, start + sizes[stage])
-    return stage_layers(total, stages)[stage]
+    sizes = stage_sizes(num_layers(config), stages, env or {})
+    start = sum(sizes[:stage])
+    return range(start, start + sizes[stage])
 
 
-def weights_per_rank(config: ModelConfig, flags: EngineFlags | None = None, stage: int = 0) -> Weights:
+def weights_per_rank(
+    config: ModelConfig, flags: EngineFlags | None = None, stage: int = 0, env: Mapping[str, str] | None = None
+) -> Weights:
     """Bytes of the weights on one rank.
 
     Tensor parallelism cuts what it can (heads, widths, vocabulary, experts; with fewer key-value heads than ranks each
     rank holds one) and leaves norms, routers and latent down-projections whole; expert parallelism deals the experts
     out over the same ranks, which is the same bytes; a pipeline stage has its layers, the first also the embedding,
-    the last the head. The engine is vLLM. Raises UsageError naming the file or the field that is wrong.
+    the last the head. `env` has vLLM's environment variables. Raises UsageError naming the file or the field that is
+    wrong.
     """
     flags = flags or EngineFlags()
-    estimate = _from_count(config, flags, stage, count(config, flags))
+    layers = stage_of(config, flags, stage, env)
+    estimate = _from_count(config, flags, stage, layers, count(config, flags))
     if config.path is None:
         return estimate
     tensors = files.find_tensors(config.path)
     if tensors is not None:
-        return _from_files(config, flags, stage, tensors, estimate)
+        return _from_files(config, flags, stage, layers, tensors, estimate)
     total = files.index_bytes(config.path)
     return estimate if total is None else _from_index(config, flags, total, estimate)
 
@@ -108,8 +99,8 @@ def _on_stage(part: Part, layers: range, first: bool, last: bool, tied: bool) ->
     return last if part.place == "last" else True
 
 
-def _from_count(config: ModelConfig, flags: EngineFlags, stage: int, counted: Counted) -> Weights:
-    layers, stages, tp = stage_of(config, flags, stage), flags.pipeline_parallel_size, flags.tensor_parallel_size
+def _from_count(config: ModelConfig, flags: EngineFlags, stage: int, layers: range, counted: Counted) -> Weights:
+    stages, tp = flags.pipeline_parallel_size, flags.tensor_parallel_size
     form, tied = weight_format(config, flags), is_tied(config)
     groups: dict[str, float] = {}
     low = high = 0.0
@@ -147,10 +138,15 @@ def _rotary_bytes(config: ModelConfig, flags: EngineFlags) -> float:
 
 
 def _from_files(
-    config: ModelConfig, flags: EngineFlags, stage: int, tensors: list[files.Tensor], estimate: Weights
+    config: ModelConfig,
+    flags: EngineFlags,
+    stage: int,
+    layers: range,
+    tensors: list[files.Tensor],
+    estimate: Weights,
 ) -> Weights:
     """The tensors that the engine loads on this rank and stage, by their names."""
-    layers, stages, tp = stage_of(config, flags, stage), flags.pipeline_parallel_size, flags.tensor_parallel_size
+    stages, tp = flags.pipeline_parallel_size, flags.tensor_parallel_size
     drafts = (
         bool(flags.draft) and not flags.draft.get("model") and str(flags.draft.get("method", "mtp")).endswith("mtp")
     )
@@ -191,7 +187,7 @@ def _from_files(
 def _from_index(config: ModelConfig, flags: EngineFlags, total: int, estimate: Weights) -> Weights:
     """The index's total, shared out over ranks and stages in the proportions of the count."""
     alone = EngineFlags(dtype=flags.dtype, quantization=flags.quantization)
-    whole = _from_count(config, alone, 0, count(config, alone))
+    whole = _from_count(config, alone, 0, range(num_layers(config)), count(config, alone))
     stored = whole.best - whole.groups.get("absorbed", 0) - whole.groups.get("rotary", 0)
     derived = estimate.groups.get("absorbed", 0) + estimate.groups.get("rotary", 0)
     factor = total / max(1, stored)

@@ -42,18 +42,6 @@ class Part:
         return self.numel / tp
 
 
-def stage_layers(num_layers: int, pp: int) -> list[range]:
-    """Layers per pipeline stage, as vLLM deals them out: evenly, the remainder one each to the stages before the last.
-
-    Source: `get_pp_indices`; the last stage, which holds the head, is spared first.
-    """
-    sizes = [num_layers // pp] * pp
-    for position in range(num_layers % pp):
-        sizes[-(position + 2) % pp] += 1
-    starts = [sum(sizes[:i]) for i in range(pp)]
-    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
-
-
 def linear(
     name: str, place: int | str, inside: int, outside: int, *, bias: bool = False, heads: int = 0, share: str = SPLIT
 ) -> Iterator[Part]:
