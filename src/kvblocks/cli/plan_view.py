@@ -83,7 +83,7 @@ def _print_memory(console: Console, estimate: Mapping[str, Any], stage: int | No
     console.print(table)
     left_out = estimate.get("not_modelled") or ()
     if left_out:
-        console.print(Text(f"Not modelled: {'; '.join(map(str, left_out))}."), soft_wrap=True)
+        console.print(Text(f"Not modelled: {'; '.join(map(printable, map(str, left_out)))}."))
 
 
 def _print_groups(console: Console, plan: Plan) -> None:
