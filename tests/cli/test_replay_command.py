@@ -237,14 +237,14 @@ def test_help_teaches_and_the_version_is_printed() -> None:
 
 def test_without_the_extra_the_command_names_it(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("raise ImportError('No module named typer', name='typer')\n")
-    run = kvblocks("replay", "x", env={"PYTHONPATH": str(tmp_path)})
+    run = kvblocks("replay", "x", before=tmp_path)
     failed(run, "'typer', which is not installed: pip install 'kvblocks[cli]'")
 
 
 def test_a_report_without_plotly_names_the_extra_before_the_replay(trace: str, tmp_path: Path) -> None:
     (tmp_path / "plotly.py").write_text("raise ImportError('No module named plotly', name='plotly')\n")
     page = str(tmp_path / "page.html")
-    run = kvblocks("replay", trace, "--num-blocks", "99", "--report", page, env={"PYTHONPATH": str(tmp_path)})
+    run = kvblocks("replay", trace, "--num-blocks", "99", "--report", page, before=tmp_path)
     failed(run, "kvblocks[report]")
 
 

@@ -27,6 +27,7 @@ def run(num_blocks: int, hit_rate: float, **fields: Any) -> dict[str, Any]:
     return {
         "num_blocks": num_blocks,
         "block_size": 16,
+        "capacity_tokens": 16 * (num_blocks - 1),
         "requests": 100,
         "rejected": 0,
         "reject_reasons": {},

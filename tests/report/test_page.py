@@ -84,7 +84,7 @@ def test_one_size_or_nothing_to_show_is_said_in_words(settings: dict[str, Any]) 
     ):
         assert part in told
     del one["reuse"], one["prefixes"]
-    assert "No content of this trace came twice" in words(replay_page(one))
+    assert "Reuse distances are measured for caches of one group" in words(replay_page(one))
     told = words(replay_page(data(3, **settings)))
     assert "No prompt fitted the cache" in told
     assert "there is no hit rate" in told

@@ -20,7 +20,7 @@ def told(result: dict[str, Any]) -> str:
 def test_a_size_that_refused_most_requests_is_not_the_answer() -> None:
     refused = run(64, 0.9, requests=5, prompt_tokens=300, rejected=95)
     words = told(found(refused, run(512, 0.3), run(1024, 0.4)))
-    assert words.startswith("With 1,024 blocks of 16 tokens (room for 16,368 tokens), 40.0 % of the prompt tokens")
+    assert words.startswith("With 1,024 blocks (room for 16,368 tokens), 40.0 % of the prompt tokens")
     assert "6,400 of 16,000 did not have to be computed" in words
     assert "Sizes that admitted fewer requests are not compared" in words
 

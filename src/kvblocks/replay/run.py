@@ -50,7 +50,10 @@ class Replay:
             },
             "interrupted": self.interrupted,
             "not_run": self.not_run,
-            "runs": [run.to_dict(series=series) for run in self.runs],
+            "runs": [
+                run.to_dict(series=series) | {"capacity_tokens": int((run.num_blocks - 1) * settings.tokens_per_block)}
+                for run in self.runs
+            ],
         }
         if not settings.serial:
             scheduler, cost = settings.scheduler, settings.cost

@@ -11,7 +11,10 @@ from kvblocks.report import plan
 from kvblocks.report.page import page
 from kvblocks.report.values import clean
 
-if find_spec("plotly") is None:  # told here, before long work; loaded only when a page is made, since it takes a while
+# Looked for here, so that its absence is told before long work; loaded only when a page is made. A lone file of that
+# name on the path is not the package.
+_found = find_spec("plotly")
+if _found is None or _found.submodule_search_locations is None:
     raise MissingExtraError("plotly", "report", "an HTML report")
 
 

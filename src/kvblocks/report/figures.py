@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from kvblocks.report.values import Data, capacity, count, short
+from kvblocks.report.values import Data, count, short
 
 Figure = dict[str, Any]
 
@@ -77,7 +77,7 @@ def hit_rate_by_size(runs: Sequence[Data]) -> Figure | None:
             ("hit_rate_last_half", "later half (warm cache)", VERMILLION, "dot", "diamond"),
         )
     ]
-    lines[0]["customdata"] = [f"{count(capacity(run))} tokens" for run in runs]
+    lines[0]["customdata"] = [f"{count(run['capacity_tokens'])} tokens" for run in runs]
     lines[0]["hovertemplate"] = "%{y:.1f} %, room for %{customdata}"
     places = [math.log(size) for size in sizes]
     top = max((y for line in lines for y in line["y"] if y is not None), default=0.0)
@@ -100,7 +100,7 @@ def hit_rate_by_size(runs: Sequence[Data]) -> Figure | None:
 def _size_ticks(runs: Sequence[Data]) -> Figure:
     return {
         "tickvals": [run["num_blocks"] for run in runs],
-        "ticktext": [f"{short(run['num_blocks'])}<br>{short(capacity(run))} tok" for run in runs],
+        "ticktext": [f"{short(run['num_blocks'])}<br>{short(run['capacity_tokens'])} tok" for run in runs],
     }
 
 

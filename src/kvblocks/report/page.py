@@ -97,7 +97,9 @@ def _sections(data: Data) -> list[Section]:
             "used blocks still holds it when it has more blocks than that. The dotted lines are the sizes of this "
             f"replay; bars to the right of a line are hits that this size loses. {reuse_words(reuse) if reuse else ''}",
             figures={"reuse": reuse_distances(reuse, runs)},
-            otherwise="No content of this trace came twice, so no cache can hit.",
+            otherwise="Reuse distances are measured for caches of one group; this one has several."
+            if reuse is None
+            else "No content of this trace came twice, so no cache can hit.",
         ),
         Section(
             title="Longest shared prefixes",

@@ -80,8 +80,3 @@ def short(value: float) -> str:
         if value < 999.5 * size:
             return f"{value / size:.3g}{unit}"
     return f"{value / 1e12:,.3g}T"
-
-
-def capacity(run: Data) -> int:
-    """Tokens that fit the cache of a run: one of its blocks is the null block and holds none."""
-    return int((run["num_blocks"] - 1) * run["block_size"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvblocks.report.values import NBSP, Data, capacity, count, percent, seconds
+from kvblocks.report.values import NBSP, Data, count, percent, seconds
 
 POINT = 0.01
 """Hit rates within this of each other are called the same."""
@@ -20,8 +20,8 @@ def summary(data: Data) -> list[str]:
         return [part for part in ("No prompt fitted the cache, so nothing could be hit.", rejected, stopped) if part]
     largest = compared[-1]
     answer = (
-        f"With {count(largest['num_blocks'])} blocks of {count(largest['block_size'], 'token')} "
-        f"(room for {count(capacity(largest))} tokens), {percent(largest['hit_rate'])} of the prompt tokens were "
+        f"With {count(largest['num_blocks'])} blocks (room for {count(largest['capacity_tokens'], 'token')}), "
+        f"{percent(largest['hit_rate'])} of the prompt tokens were "
         f"found in the cache: {count(largest['hit_tokens'])} of {count(largest['prompt_tokens'])} did not have to be "
         "computed."
     )
