@@ -18,8 +18,8 @@ p { margin: .4rem 0; max-width: 46rem; }
 .lead { border-left: 4px solid var(--accent); padding: .1rem 0 .1rem .9rem; margin: 1.3rem 0; }
 .lead p:first-child { font-size: 1.1rem; }
 .scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; width: 100%;
-  margin: .6rem 0; }
+table { border-collapse: separate; border-spacing: 0; font-size: .86rem; font-variant-numeric: tabular-nums;
+  width: 100%; margin: .6rem 0; }
 th, td { text-align: right; padding: .35rem .45rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { font-weight: 600; color: var(--quiet); vertical-align: bottom; }
 thead th { white-space: normal; line-height: 1.3; }
