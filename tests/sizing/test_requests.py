@@ -80,7 +80,8 @@ def test_a_length_that_no_request_can_have_is_refused() -> None:
 
 
 def test_steps_that_make_a_plan_fit_are_told_the_most_requests_first() -> None:
-    setting = Setting(config=find_model("gemma-3-27b-it-text"), device=find_device("h100"))
+    flags = EngineFlags(gpu_memory_utilization=0.88)
+    setting = Setting(config=find_model("gemma-3-27b-it-text"), device=find_device("h100"), flags=flags)
     base = setting.plan()
     assert base.status == "does_not_fit"
     found = effects(setting, base)

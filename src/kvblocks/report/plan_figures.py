@@ -69,9 +69,8 @@ def _taken(estimate: Data, bound: str, name: str) -> int:
         return max(int(estimate[f"available_{bound}"]), 0)
     if name == UNUSED:
         # A model larger than the share takes of this part, and then goes beyond the GPU.
-        return max(
-            int(estimate["total_bytes"] - estimate["requested_bytes"] + min(estimate[f"available_{bound}"], 0)), 0
-        )
+        share = sum(int(term[f"{bound}_bytes"]) for term in estimate["terms"] if term["name"] == "requested")
+        return max(int(estimate["total_bytes"] - share + min(estimate[f"available_{bound}"], 0)), 0)
     return sum(-int(term[f"{bound}_bytes"]) for term in estimate["terms"] if term["name"] == name)
 
 
