@@ -181,7 +181,8 @@ def cache_layers(
     layers: list[CacheLayer] = []
     engines: list[Engine] = []
     first = 0
-    for stage, size in enumerate(stage_sizes(len(model.layers), engine.pp, env)):
+    sizes = stage_sizes(len(model.layers), engine.pp, env)
+    for stage, size in enumerate(sizes):
         numbers = range(first, first + size)
         first += size
         engines.append(for_stage(engine, model, numbers))
@@ -193,6 +194,13 @@ def cache_layers(
         if model.attention_first:
             own.sort(key=lambda entry: isinstance(entry[1], State))
         layers += [CacheLayer(name, cache.spec(engines[-1], number), stage) for name, cache, number in own]
+    stage_of = [stage for stage, size in enumerate(sizes) for _ in range(size)]
+    for reader, target in model.reads.items():
+        if stage_of[reader] != stage_of[target]:
+            raise UsageError(
+                f"pipeline_parallel_size={engine.pp}: layer {reader} reads the cache of layer {target}, which is on "
+                f"another stage; use VLLM_PP_LAYER_PARTITION with both on one, or pipeline_parallel_size=1"
+            )
     drafts = draft_specs(model, engines[-1], env, folders)
     layers += [CacheLayer(f"draft.{i}", spec, engine.pp - 1) for i, spec in enumerate(drafts)]
     return layers, engines[0]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from kvblocks.errors import UsageError
 from kvblocks.sizing.layers import Attention, Cache
@@ -42,6 +42,8 @@ class Architecture:
     """A cache format that the family uses whatever is asked for."""
     vocab_size: int = 0
     """Tokens of the vocabulary, which a draft model must share; 0 where the config does not say."""
+    reads: Mapping[int, int] = field(default_factory=dict)
+    """Layers that read another layer's cache, and whose; both must be on one pipeline stage."""
     attention_first: bool = False
     """Whether the attention layers are made before the states, since several layers share them."""
     mtp: Sequence[Cache] = ()
