@@ -214,9 +214,17 @@ def test_flags_are_taken_by_vllm_s_names_in_either_spelling_and_others_ignored()
 
 def test_a_layer_that_reads_another_s_cache_must_be_on_its_stage() -> None:
     config = {
-        **{"model_type": "gemma4_text", "num_hidden_layers": 12, "num_attention_heads": 8, "num_key_value_heads": 1},
-        **{"hidden_size": 1536, "head_dim": 256, "global_head_dim": 512, "sliding_window": 512},
-        **{"num_kv_shared_layers": 4, "max_position_embeddings": 4096, "torch_dtype": "bfloat16"},
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 12,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+        "hidden_size": 1536,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "sliding_window": 512,
+        "num_kv_shared_layers": 4,
+        "max_position_embeddings": 4096,
+        "torch_dtype": "bfloat16",
     }
     flags = {"pipeline_parallel_size": 2}
     refused = plan(config, flags, available_bytes=2**34, env={"VLLM_PP_LAYER_PARTITION": "8,4"})
@@ -226,9 +234,16 @@ def test_a_layer_that_reads_another_s_cache_must_be_on_its_stage() -> None:
 
 def test_a_prediction_layer_can_keep_the_model_s_dtype_beside_a_quantised_cache() -> None:
     config = {
-        **{"model_type": "exaone_moe", "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 8},
-        **{"hidden_size": 2048, "head_dim": 128, "sliding_window": 128, "max_position_embeddings": 4096},
-        **{"num_nextn_predict_layers": 1, "torch_dtype": "bfloat16"},
+        "model_type": "exaone_moe",
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "hidden_size": 2048,
+        "head_dim": 128,
+        "sliding_window": 128,
+        "max_position_embeddings": 4096,
+        "num_nextn_predict_layers": 1,
+        "torch_dtype": "bfloat16",
     }
     config["layer_types"] = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"] * 2
     drafting = {"kv_cache_dtype": "fp8", "speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}
