@@ -192,6 +192,15 @@ def test_bad_input_names_the_value_and_the_fix(arguments: tuple[str, ...], words
         ('{"model_type": "brandnew", "num_hidden_layers": 2}', ["brandnew", "--assume full-attention"]),
         ('{"model_type": "llama"}', ["num_hidden_layers"]),
         ('{"model_type": "llama", "num_hidden_layers": "two"}', ["num_hidden_layers", "two"]),
+        ('{"model_type": "llama", "num_hidden_layers": 1000000000}', ["num_hidden_layers=1000000000", "correct"]),
+        ('{"model_type": "llama", "num_hidden_layers": NaN}', ["num_hidden_layers=nan", "whole number"]),
+        ('{"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": [8]}', ["num_attention_heads=[8]"]),
+        ('{"model_type": "mamba", "num_hidden_layers": 2, "hidden_size": 64, "max_seq_len": -1}', ["max_seq_len=-1"]),
+        (
+            '{"model_type": "gpt_oss", "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 64,'
+            ' "rope_scaling": {"factor": [1]}}',
+            ["rope_scaling={'factor': [1]}", "correct the config"],
+        ),
     ],
 )
 def test_a_config_that_is_none_is_refused_by_field(tmp_path: Path, content: str, words: list[str]) -> None:

@@ -45,12 +45,13 @@ def lay_out(
     """Layers to groups. Raises UsageError for what vLLM refuses whatever the memory; see `plan` for the arguments."""
     if flags.hf_overrides:
         config = ModelConfig.from_data({**config.raw, **flags.hf_overrides}, config.path)
-    model = describe(config, assume_full_attention=assume_full_attention)
-    engine = resolve(
-        config, model, flags, env, device_bytes=device_bytes, device_name=device_name, capability=capability
-    )
-    layers, engine = cache_layers(model, engine, env, folders)
-    groups = group_layers(layers, block_outermost=engine.block_outermost, hybrid=engine.hybrid_manager)
+    with config.explained():
+        model = describe(config, assume_full_attention=assume_full_attention)
+        engine = resolve(
+            config, model, flags, env, device_bytes=device_bytes, device_name=device_name, capability=capability
+        )
+        layers, engine = cache_layers(model, engine, env, folders)
+        groups = group_layers(layers, block_outermost=engine.block_outermost, hybrid=engine.hybrid_manager)
     check_windows(groups, engine)
     return Layout(config, model, engine, Capacity.of(groups, engine))
 

@@ -85,18 +85,19 @@ class Setting:
             return fill(layout, self.flags.kv_cache_memory_bytes)
         assert self.device is not None
         engine = layout.engine
-        estimates = [
-            estimate_available(
-                layout.config,
-                engine.flags.with_(dtype=engine.dtype),
-                self.device,
-                max_num_batched_tokens=engine.max_num_batched_tokens,
-                max_num_seqs=engine.max_num_seqs,
-                stage=stage,
-                env=engine.env,
-            )
-            for stage in range(engine.pp)
-        ]
+        with layout.config.explained():
+            estimates = [
+                estimate_available(
+                    layout.config,
+                    engine.flags.with_(dtype=engine.dtype),
+                    self.device,
+                    max_num_batched_tokens=engine.max_num_batched_tokens,
+                    max_num_seqs=engine.max_num_seqs,
+                    stage=stage,
+                    env=engine.env,
+                )
+                for stage in range(engine.pp)
+            ]
         plan = fill(layout, [estimate.available_best for estimate in estimates])
         for estimate in estimates:
             weights = estimate.weights.best

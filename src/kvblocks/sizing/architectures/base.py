@@ -55,6 +55,9 @@ class Architecture:
     """Whether ranks in excess of the KV heads hold copies; vLLM's code of some families does not foresee that."""
 
 
+MOST_LAYERS = 10_000
+"""No model has more decoder layers."""
+
 Family = Callable[[ModelConfig], Architecture]
 
 _FAMILIES: dict[str, Family] = {}
@@ -133,7 +136,10 @@ def _short(value: object) -> str:
 
 def num_layers(config: ModelConfig) -> int:
     """Decoder layers."""
-    return config.whole("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+    layers = config.whole("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+    if not 1 <= layers <= MOST_LAYERS:
+        raise UsageError(f"{config.name}: num_hidden_layers={layers} must be 1 to {MOST_LAYERS:,}; correct the config")
+    return layers
 
 
 def num_heads(config: ModelConfig) -> int:
