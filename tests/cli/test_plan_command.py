@@ -198,7 +198,7 @@ def test_bad_input_names_the_value_and_the_fix(arguments: tuple[str, ...], words
         ('{"model_type": "mamba", "num_hidden_layers": 2, "hidden_size": 64, "max_seq_len": -1}', ["max_seq_len=-1"]),
         (
             '{"model_type": "gpt_oss", "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 64,'
-            ' "rope_scaling": {"factor": [1]}}',
+            ' "max_position_embeddings": 64, "rope_scaling": {"factor": [1]}}',
             ["rope_scaling={'factor': [1]}", "correct the config"],
         ),
     ],

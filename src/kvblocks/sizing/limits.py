@@ -59,8 +59,8 @@ def derived_max_model_len(config: ModelConfig) -> int | None:
     if not 1 <= longest <= LARGEST:
         fields = ", ".join(f"{name}={config.text[name]!r}" for name in LENGTH_FIELDS if name in config.text)
         raise UsageError(
-            f"{config.name}: a longest request of {longest:g} tokens follows from {fields or 'the rope factor'}; correct "
-            "the config"
+            f"{config.name}: a longest request of {longest:g} tokens follows from {fields or 'the rope factor'}; "
+            "correct the config"
         )
     return int(longest)
 
