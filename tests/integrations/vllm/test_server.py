@@ -24,7 +24,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.integrations.vllm.test_end_to_end import models_folder
+from tests.integrations.vllm.test_end_to_end import cores, models_folder
+
+pytestmark = pytest.mark.xdist_group("server")
 
 CLIENTS = 6
 START_TIMEOUT_S = 180
@@ -105,6 +107,7 @@ def server(side: str, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]
         "KVBLOCKS_CHECK_STEPS": "1" if side == "on" else "0",
         "KVBLOCKS_OBSERVERS": "tests.integrations.vllm.watchers:Failing,tests.integrations.vllm.watchers:Counting",
         "VLLM_LOGGING_LEVEL": "INFO",
+        "VLLM_CPU_OMP_THREADS_BIND": str(cores(1)[0]),
         "VLLM_SERVER_DEV_MODE": "1",
         "PYTHONPATH": str(Path(__file__).parents[3]),
     }
