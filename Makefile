@@ -46,7 +46,7 @@ $(VLLM_VENV)/.installed: pyproject.toml tests/integrations/vllm/environment.py
 	@touch $@
 
 test-vllm: $(VLLM_VENV)/.installed ## set up real vLLM on the CPU, and compare kvblocks with its own manager in it
-	$(VLLM_PYTHON) -m pytest tests/integrations -o filterwarnings= -n 2 --dist loadgroup --durations 10
+	$(VLLM_PYTHON) -m pytest tests/integrations -o filterwarnings= -n 2 --dist loadscope --durations 10
 
 bench-vllm: $(VLLM_VENV)/.installed ## both managers in one process: times and ratios
 	@mkdir -p out

@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,11 +30,6 @@ def cores(count: int) -> list[int]:
     known = sorted(os.sched_getaffinity(0))
     first = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
     return [known[(first + i) % len(known)] for i in range(count)]
-
-
-def each(names: Iterable[str]) -> list[Any]:
-    """One parameter per scenario; all tests of a scenario run in one worker, which keeps what it did."""
-    return [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names]
 
 
 @cache
@@ -77,7 +71,7 @@ def both(scenario: str) -> tuple[Any, Any, str]:
     return outcome("off", scenario)[0], ours, log
 
 
-@pytest.mark.parametrize("scenario", each(SCENARIOS))
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_tokens_and_blocks_are_the_same(scenario: str) -> None:
     theirs, ours, _ = both(scenario)
     assert (theirs["manager"], ours["manager"]) == ("KVCacheManager", "VLLMKVCacheManager")
@@ -85,17 +79,17 @@ def test_tokens_and_blocks_are_the_same(scenario: str) -> None:
     assert ours["steps"] == theirs["steps"]
 
 
-@pytest.mark.parametrize("scenario", each(SCENARIOS))
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_no_block_is_lost(scenario: str) -> None:
     assert [record["usage"] for record in both(scenario)[:2]] == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("scenario", each(name for name in SCENARIOS if "small cache" in name))
+@pytest.mark.parametrize("scenario", [name for name in SCENARIOS if "small cache" in name])
 def test_a_small_cache_preempts(scenario: str) -> None:
     assert both(scenario)[1]["preempted"] > 0
 
 
-@pytest.mark.parametrize("scenario", each(SCENARIOS))
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_answer_depends_on_the_prompt(scenario: str) -> None:
     """Else the test would prove nothing."""
     answers = both(scenario)[1]["answers"]
@@ -103,18 +97,16 @@ def test_the_answer_depends_on_the_prompt(scenario: str) -> None:
     assert len({json.dumps(answer[:2]) for answer in batch}) > len(batch) // 2
 
 
-@pytest.mark.parametrize("scenario", each(name for name in SCENARIOS if name.startswith(("sliding", "states"))))
+@pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name.startswith(("sliding", "states"))])
 def test_a_hybrid_has_several_groups(scenario: str) -> None:
     assert both(scenario)[1]["groups"] > 1
 
 
-@pytest.mark.xdist_group("states, hits inside blocks")
 def test_hits_inside_blocks_are_copied_before_they_are_written() -> None:
     theirs, ours, _ = both("states, hits inside blocks")
     assert ours["copies"] == theirs["copies"] > 0
 
 
-@pytest.mark.xdist_group("llama, connector")
 def test_what_a_connector_stored_is_loaded_again() -> None:
     """ExampleConnector itself spoils one of the six answers, with vLLM's own manager too."""
     theirs, ours = (side["answers"] for side in both("llama, connector")[:2])
@@ -128,13 +120,11 @@ def test_what_a_connector_stored_is_loaded_again() -> None:
     assert max(answer[2] for answer in ours["loaded"]) >= 128, "tokens that came from the connector"
 
 
-@pytest.mark.xdist_group("sliding")
 def test_the_plugin_says_that_it_is_active() -> None:
     _, _, log = both("sliding")
     assert "manages the KV cache: policy lru, 4 KV-cache groups (sliding window 32" in log
 
 
-@pytest.mark.xdist_group(TWO_WORKERS)
 def test_two_workers_hold_one_cache() -> None:
     _, ours, log = both(TWO_WORKERS)
     assert ours["answers"]["again"][0][2] > 0, "the second time some tokens were cached"

@@ -26,8 +26,6 @@ import pytest
 
 from tests.integrations.vllm.test_end_to_end import cores, models_folder
 
-pytestmark = pytest.mark.xdist_group("server")
-
 CLIENTS = 6
 START_TIMEOUT_S = 180
 SYSTEM = "You are a patient librarian who answers in one sentence. " * 20
