@@ -59,7 +59,7 @@ def outcome(side: str, scenario: str) -> tuple[dict[str, Any], str]:
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "record.json"
         command = [sys.executable, "-m", "tests.integrations.vllm.engine_run", str(models), str(output), scenario]
-        run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+        run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
         assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-6000:]
         record: dict[str, Any] = json.loads(output.read_text())
     return record, run.stdout + run.stderr
