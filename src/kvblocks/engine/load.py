@@ -52,4 +52,5 @@ def load_model(path: str | Path | None = None, on_progress: Callable[[int, int],
     file = GGUFFile(given)
     shape = read_shape(file.config())
     tokenizer = Tokenizer.from_gguf(file)
+    file.forget_fields()
     return LoadedModel(given.stem, shape, build_weights(shape, file, on_progress), tokenizer)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from kvblocks.engine.model.attention import Attention
 from kvblocks.engine.model.batch import AttentionPlan, Batch, StatePlan, plan_attention, plan_states
+from kvblocks.engine.model.linear import project, use_own_threads
 from kvblocks.engine.model.rope import Rope
 from kvblocks.engine.model.shape import ModelShape
 from kvblocks.engine.model.state import state_layer
@@ -26,6 +27,7 @@ class Model:
 
     def __init__(self, shape: ModelShape, weights: ModelWeights, groups: Sequence[LayerGroup]) -> None:
         """`groups` are the KV-cache groups; their layers are named `layers.<number>`."""
+        use_own_threads()
         self.shape = shape
         self.weights = weights
         self._groups = groups
@@ -70,6 +72,8 @@ class Model:
             if weights.post_mlp_norm is not None:
                 mixed = rms_norm(mixed, weights.post_mlp_norm, shape.eps)
             x += mixed
+        if not len(batch.logit_rows):
+            return np.empty((0, shape.vocab_size), np.float32)
         x = rms_norm(x[batch.logit_rows], self.weights.norm, shape.eps)
         logits = project(x, self.weights.head)
         if shape.logit_softcap:
@@ -118,14 +122,6 @@ class Model:
         else:
             gate /= 1 + np.exp(-gate)
         return project(gate * up, weights.down, weights.down_bias)
-
-
-def project(x: Array, matrix: Array, bias: Array | None = None) -> Array:
-    """x times the matrix [outputs, inputs]: one BLAS call, a matrix-vector one for a single row."""
-    out: Array = (matrix @ x[0])[None] if len(x) == 1 else x @ matrix.T
-    if bias is not None:
-        out += bias
-    return out
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:

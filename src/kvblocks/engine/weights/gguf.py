@@ -66,6 +66,10 @@ class GGUFFile:
         field = self._fields.get(key)
         return default if field is None else field.contents()
 
+    def forget_fields(self) -> None:
+        """Drop the metadata, whose vocabulary takes more memory than one would think. Weights can still be read."""
+        self._fields.clear()
+
     def config(self) -> ModelConfig:
         """The metadata as a Hugging Face config."""
         family = self.family
