@@ -25,9 +25,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "traces": set(),
     "replay": {"scheduling", "traces", "sizing", "observe", "manager", "kinds", "pool", "prefix"},
     "report": set(),
+    "engine": {"scheduling", "sizing", "observe", "traces", "manager", "kinds", "pool", "prefix"},
+    "serving": {"engine", "live", "observe", "manager", "prefix"},
     "integrations": {"observe", "manager", "kinds", "pool", "prefix"},
     "cli": {
         "integrations",
+        "engine",
+        "serving",
         "report",
         "replay",
         "sizing",

@@ -38,7 +38,8 @@ class Reference:
 
     def norm(self, x: Array, name: str) -> Array:
         weight = self.weight(f"{name}.weight") + (1 if self.shape.gemma else 0)
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + self.shape.eps) * weight
+        normed: Array = x / np.sqrt((x**2).mean(-1, keepdims=True) + self.shape.eps) * weight
+        return normed
 
     def logits(self, tokens: list[int]) -> Array:
         """[tokens, vocabulary]"""

@@ -95,7 +95,10 @@ def make(kind: str, **settings: Any) -> Engine:
 def prompt(length: int, seed: int = 0, shared: int = 0) -> list[int]:
     """Tokens of the vocabulary; prompts with equal `shared` begin with so many equal tokens."""
     rng = np.random.default_rng(seed)
-    return [*np.random.default_rng(999).integers(0, 101, shared).tolist(), *rng.integers(0, 101, length - shared).tolist()]
+    return [
+        *np.random.default_rng(999).integers(0, 101, shared).tolist(),
+        *rng.integers(0, 101, length - shared).tolist(),
+    ]
 
 
 class Recorder:

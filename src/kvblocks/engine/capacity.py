@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvblocks.engine.model.shape import ModelShape
 from kvblocks.errors import UsageError
-from kvblocks.kinds.grouping import group_layers
+from kvblocks.kinds import AttentionSpec
+from kvblocks.kinds.grouping import CacheLayer, group_layers
 from kvblocks.sizing import EngineFlags
 from kvblocks.sizing.capacity import Capacity
 from kvblocks.sizing.engine import Engine as SizingEngine
@@ -47,9 +48,7 @@ class EngineSettings:
             raise UsageError(f"kv_dtype={self.kv_dtype!r} is unknown; choose {' or '.join(DTYPES)}")
         if not 0 <= self.num_draft_tokens <= 16:
             raise UsageError(f"num_draft_tokens={self.num_draft_tokens} must be from 0 to 16")
-        if self.hash_block_size is not None and (
-            self.hash_block_size < 1 or self.block_size % self.hash_block_size
-        ):
+        if self.hash_block_size is not None and (self.hash_block_size < 1 or self.block_size % self.hash_block_size):
             raise UsageError(f"hash_block_size={self.hash_block_size} must divide block_size={self.block_size}")
 
 
@@ -74,7 +73,8 @@ def resolve(shape: ModelShape, settings: EngineSettings) -> tuple[Capacity, int,
         block_size=settings.block_size,
         mamba_block_size=settings.block_size if align else longest,
     )
-    capacity = Capacity.of(group_layers(cache_layers(shape.architecture, engine, {})), engine)
+    layers = [_any_block(layer, settings.block_size) for layer in cache_layers(shape.architecture, engine, {})]
+    capacity = Capacity.of(group_layers(layers), engine)
     if settings.num_blocks is not None:
         return capacity, settings.num_blocks, longest
     memory = settings.kv_memory_bytes
@@ -89,6 +89,13 @@ def resolve(shape: ModelShape, settings: EngineSettings) -> tuple[Capacity, int,
             f"bytes, too few for any request; give at least {least:,} for 1,024 tokens"
         )
     return capacity, num_blocks, longest
+
+
+def _any_block(layer: CacheLayer, block_size: int) -> CacheLayer:
+    """The layer with the block that was asked for: what GPU kernels demand of windows does not bind numpy."""
+    if isinstance(layer.spec, AttentionSpec):
+        return replace(layer, spec=replace(layer.spec, block_size=block_size))
+    return layer
 
 
 def free_memory_bytes() -> int:
@@ -114,4 +121,3 @@ def hash_unit(capacity: Capacity, settings: EngineSettings) -> tuple[int | None,
             "leave it out"
         )
     return settings.hash_block_size, settings.hash_block_size < settings.block_size
-

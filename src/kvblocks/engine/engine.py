@@ -177,9 +177,7 @@ class Engine:
                 outputs.append(Output(answer, (), "", reason))
         return outputs
 
-    def generate(
-        self, prompts: Iterable[Sequence[int]], params: SamplingParams | None = None
-    ) -> list[Generation]:
+    def generate(self, prompts: Iterable[Sequence[int]], params: SamplingParams | None = None) -> list[Generation]:
         """Answer all prompts, batched; returns when all are done."""
         generations = [self.add(prompt, params) for prompt in prompts]
         while self.has_work:
@@ -199,7 +197,9 @@ class Engine:
         outputs = [self._finish(self._answer(refused.request), "length") for refused in step.refused]
         copies, held = self.manager.take_kv_cache_block_copies()
         if self.settings.debug:
-            self.storage.poison([b for scheduled in step.scheduled for blocks in scheduled.new_blocks.blocks for b in blocks if b])
+            self.storage.poison(
+                [b for scheduled in step.scheduled for blocks in scheduled.new_blocks.blocks for b in blocks if b]
+            )
         self.storage.copy(copies)
         self.stats.copied_blocks += len(copies)
         self.manager.release_blocks(held)

@@ -46,7 +46,9 @@ def load_model(path: str | Path | None = None, on_progress: Callable[[int, int],
     if given.is_dir():
         shape = read_shape(ModelConfig.load(given))
         tokenizer = Tokenizer.from_folder(given)
-        return LoadedModel(given.resolve().name, shape, build_weights(shape, SafetensorsFolder(given), on_progress), tokenizer)
+        return LoadedModel(
+            given.resolve().name, shape, build_weights(shape, SafetensorsFolder(given), on_progress), tokenizer
+        )
     if not given.is_file():
         raise UsageError(f"{given}: no such file or folder; name a .gguf file or the folder of a Hugging Face model")
     file = GGUFFile(given)

@@ -70,11 +70,13 @@ class Attention:
         for start, end, first, last in chunk.tiles():
             count = end - start
             at = slice(first - chunk.reach.first, last - chunk.reach.first)
-            tile = queries[start:end].reshape(count, self._kv_heads, self._group, size)
-            tile = tile.transpose(1, 2, 0, 3).reshape(self._kv_heads, self._group * count, size)
+            heads = queries[start:end].reshape(count, self._kv_heads, self._group, size)
+            tile = heads.transpose(1, 2, 0, 3).reshape(self._kv_heads, self._group * count, size)
             scores = self._scores(tile, keys[:, :, at])
             if count > 1:
-                _mask(scores.reshape(self._kv_heads, self._group, count, last - first), last - count - first, chunk.window)
+                _mask(
+                    scores.reshape(self._kv_heads, self._group, count, last - first), last - count - first, chunk.window
+                )
             weights, sums = _exponentials(scores)
             mixed = weights @ values[:, at]
             mixed /= sums

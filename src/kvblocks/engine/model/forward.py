@@ -15,7 +15,7 @@ from kvblocks.engine.model.rope import Rope
 from kvblocks.engine.model.shape import ModelShape
 from kvblocks.engine.model.state import state_layer
 from kvblocks.engine.storage import KVStorage
-from kvblocks.engine.weights import LayerWeights, ModelWeights
+from kvblocks.engine.weights import AttentionWeights, LayerWeights, ModelWeights, StateWeights
 from kvblocks.kinds import MambaSpec
 from kvblocks.kinds.grouping import LayerGroup
 
@@ -60,11 +60,12 @@ class Model:
             name = f"layers.{number}"
             normed = rms_norm(x, weights.norm, shape.eps)
             if isinstance(plan, StatePlan):
-                assert shape.state is not None
-                mixed = state_layer(normed, weights, shape.state, shape.eps, storage.states[name], batch, plan)
+                assert isinstance(weights.mixer, StateWeights)
+                mixed = state_layer(normed, weights.mixer, shape, storage.states[name], batch, plan)
             else:
+                assert isinstance(weights.mixer, AttentionWeights)
                 rope = self._rope_of[number]
-                mixed = self._attend(normed, weights, rope, turns.get(id(rope)), storage, name, plan)
+                mixed = self._attend(normed, weights.mixer, rope, turns.get(id(rope)), storage, name, plan)
             if weights.post_norm is not None:
                 mixed = rms_norm(mixed, weights.post_norm, shape.eps)
             x += mixed
@@ -91,7 +92,7 @@ class Model:
     def _attend(
         self,
         x: Array,
-        weights: LayerWeights,
+        weights: AttentionWeights,
         rope: Rope,
         turns: Array | None,
         storage: KVStorage,
@@ -99,7 +100,6 @@ class Model:
         plan: AttentionPlan,
     ) -> Array:
         shape = self.shape
-        assert weights.qkv is not None and weights.out is not None
         projected = project(x, weights.qkv, weights.qkv_bias)
         split = shape.heads * shape.head_size
         queries = projected[:, :split].reshape(len(x), shape.heads, shape.head_size)

@@ -10,24 +10,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvblocks.engine.model.batch import Batch, StatePlan
-from kvblocks.engine.model.shape import StateShape
-from kvblocks.engine.weights import LayerWeights
+from kvblocks.engine.model.linear import project
+from kvblocks.engine.model.shape import ModelShape, StateShape
+from kvblocks.engine.weights import StateWeights
 
 Array = NDArray[np.float32]
 
 
 def state_layer(
     x: Array,
-    weights: LayerWeights,
-    shape: StateShape,
-    eps: float,
+    weights: StateWeights,
+    model: ModelShape,
     memory: tuple[Array, Array],
     batch: Batch,
     plan: StatePlan,
 ) -> Array:
     """[n, hidden] to [n, hidden]; the states after each span are in their blocks when it returns."""
-    assert weights.state_in is not None and weights.state_out is not None and weights.state_norm is not None
-    projected = x @ weights.state_in.T
+    shape = model.state
+    assert shape is not None
+    projected = project(x, weights.inward)
     gate = projected[:, : shape.inner]
     inputs = projected[:, shape.inner : shape.inner + shape.channels]
     steps = _softplus(projected[:, shape.inner + shape.channels :] + weights.dt_bias)
@@ -47,9 +48,9 @@ def state_layer(
             convolutions[plan.targets[i]] = window[n, length:]
             sums[plan.targets[i]] = state[n]
     mixed *= gate / (1 + np.exp(-gate))
-    mixed /= np.sqrt(np.mean(np.square(mixed), axis=-1, keepdims=True) + np.float32(eps))
-    mixed *= weights.state_norm
-    return mixed @ weights.state_out.T
+    mixed /= np.sqrt(np.mean(np.square(mixed), axis=-1, keepdims=True) + np.float32(model.eps))
+    mixed *= weights.norm
+    return project(mixed, weights.out)
 
 
 def _read(memory: tuple[Array, Array], source: int | None, shape: StateShape) -> tuple[Array, Array]:
@@ -58,9 +59,8 @@ def _read(memory: tuple[Array, Array], source: int | None, shape: StateShape) ->
     return memory[0][source].copy(), memory[1][source].copy()
 
 
-def _convolve(window: Array, weights: LayerWeights, length: int) -> Array:
+def _convolve(window: Array, weights: StateWeights, length: int) -> Array:
     """[requests, length, channels] from [requests, kernel - 1 + length, channels]."""
-    assert weights.conv is not None and weights.conv_bias is not None
     out = np.zeros((window.shape[0], length, window.shape[2]), np.float32)
     for at, factor in enumerate(weights.conv):
         out += window[:, at : at + length] * factor
@@ -69,9 +69,8 @@ def _convolve(window: Array, weights: LayerWeights, length: int) -> Array:
     return out
 
 
-def _scan(inputs: Array, steps: Array, state: Array, weights: LayerWeights, shape: StateShape) -> Array:
+def _scan(inputs: Array, steps: Array, state: Array, weights: StateWeights, shape: StateShape) -> Array:
     """The recurrence over time; changes `state` [requests, heads, head_size, state_size] in place."""
-    assert weights.decay is not None and weights.skip is not None
     count, length = inputs.shape[:2]
     share = shape.heads // shape.groups
     x = inputs[..., : shape.inner].reshape(count, length, shape.heads, shape.head_size)

@@ -16,33 +16,46 @@ Array = NDArray[np.float32]
 
 
 @dataclass(slots=True, kw_only=True)
+class AttentionWeights:
+    """The arrays of attention; matrices are [outputs, inputs]."""
+
+    qkv: Array
+    qkv_bias: Array | None
+    out: Array
+    out_bias: Array | None
+    q_norm: Array | None
+    k_norm: Array | None
+
+
+@dataclass(slots=True, kw_only=True)
+class StateWeights:
+    """The arrays of a Mamba2 layer."""
+
+    inward: Array
+    conv: Array
+    """[kernel, channels]"""
+    conv_bias: Array
+    dt_bias: Array
+    decay: Array
+    """-exp(A_log), per head."""
+    skip: Array
+    norm: Array
+    out: Array
+
+
+@dataclass(slots=True, kw_only=True)
 class LayerWeights:
-    """The arrays of one layer; matrices are [outputs, inputs]. Either the attention's or the state's are there."""
+    """The arrays of one layer."""
 
     norm: Array
+    mixer: AttentionWeights | StateWeights
+    post_norm: Array | None
     mlp_norm: Array
     gate_up: Array
+    gate_up_bias: Array | None
     down: Array
-    gate_up_bias: Array | None = None
-    down_bias: Array | None = None
-    post_norm: Array | None = None
-    post_mlp_norm: Array | None = None
-    qkv: Array | None = None
-    qkv_bias: Array | None = None
-    out: Array | None = None
-    out_bias: Array | None = None
-    q_norm: Array | None = None
-    k_norm: Array | None = None
-    state_in: Array | None = None
-    conv: Array | None = None
-    """[kernel, channels]"""
-    conv_bias: Array | None = None
-    dt_bias: Array | None = None
-    decay: Array | None = None
-    """-exp(A_log), per head."""
-    skip: Array | None = None
-    state_norm: Array | None = None
-    state_out: Array | None = None
+    down_bias: Array | None
+    post_mlp_norm: Array | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,10 +71,9 @@ class ModelWeights:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays, shared ones once."""
-        arrays = [self.embedding, self.norm, self.head]
-        for layer in self.layers:
-            arrays += [array for name in LayerWeights.__slots__ if (array := getattr(layer, name)) is not None]
-        return sum({id(array): array.nbytes for array in arrays}.values())
+        parts: list[object] = [self, *self.layers, *(layer.mixer for layer in self.layers)]
+        found = [getattr(part, name) for part in parts for name in part.__slots__]  # type: ignore[attr-defined]
+        return sum({id(array): array.nbytes for array in found if isinstance(array, np.ndarray)}.values())
 
 
 class _Names:
@@ -70,9 +82,9 @@ class _Names:
     def __init__(self, shape: ModelShape, number: int) -> None:
         self.prefix = f"model.layers.{number}."
         if shape.gemma:
-            self.mlp_norm, self.post_norm = "pre_feedforward_layernorm", "post_attention_layernorm"
+            self.mlp_norm = "pre_feedforward_layernorm"
         else:
-            self.mlp_norm, self.post_norm = "post_attention_layernorm", ""
+            self.mlp_norm = "post_attention_layernorm"
         self.mlp = "mlp."
         if shape.family == "bamba":
             self.mlp_norm, self.mlp = "pre_ff_layernorm", "feed_forward."
@@ -104,7 +116,7 @@ def parameter_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
             own |= {f"{names.mlp}{part}_proj.bias": (inner,) for part in ("gate", "up")}
             own[f"{names.mlp}down_proj.bias"] = (hidden,)
         if shape.gemma:
-            own |= {f"{names.post_norm}.weight": (hidden,), "post_feedforward_layernorm.weight": (hidden,)}
+            own |= {"post_attention_layernorm.weight": (hidden,), "post_feedforward_layernorm.weight": (hidden,)}
         own |= _attention_shapes(shape) if layer.kind == "attention" else _state_shapes(shape)
         found |= {names.prefix + name: dims for name, dims in own.items()}
     return found
@@ -202,32 +214,38 @@ def _layer(
 
     def own_norm(part: str) -> Array | None:
         name = f"{names.prefix}{part}.weight"
-        return norm(name) if part and name in expected else None
+        return norm(name) if name in expected else None
 
+    mixer: AttentionWeights | StateWeights
+    if layer.kind == "attention":
+        mixer = AttentionWeights(
+            qkv=read(*own(*(f"self_attn.{part}_proj.weight" for part in "qkv"))),
+            qkv_bias=maybe(*own(*(f"self_attn.{part}_proj.bias" for part in "qkv"))),
+            out=read(*own("self_attn.o_proj.weight")),
+            out_bias=maybe(*own("self_attn.o_proj.bias")),
+            q_norm=own_norm("self_attn.q_norm"),
+            k_norm=own_norm("self_attn.k_norm"),
+        )
+    else:
+        mixer = StateWeights(
+            inward=read(*own("mamba.in_proj.weight")),
+            conv=np.ascontiguousarray(read(*own("mamba.conv1d.weight"))[:, 0].T),
+            conv_bias=read(*own("mamba.conv1d.bias")),
+            dt_bias=read(*own("mamba.dt_bias")),
+            decay=-np.exp(read(*own("mamba.A_log"))),
+            skip=read(*own("mamba.D")),
+            norm=read(*own("mamba.norm.weight")),
+            out=read(*own("mamba.out_proj.weight")),
+        )
     mlp = names.mlp
-    made = LayerWeights(
+    return LayerWeights(
         norm=norm(f"{names.prefix}input_layernorm.weight"),
+        mixer=mixer,
+        post_norm=own_norm("post_attention_layernorm") if shape.gemma else None,
         mlp_norm=norm(f"{names.prefix}{names.mlp_norm}.weight"),
         gate_up=read(*own(f"{mlp}gate_proj.weight", f"{mlp}up_proj.weight")),
-        down=read(*own(f"{mlp}down_proj.weight")),
         gate_up_bias=maybe(*own(f"{mlp}gate_proj.bias", f"{mlp}up_proj.bias")),
+        down=read(*own(f"{mlp}down_proj.weight")),
         down_bias=maybe(*own(f"{mlp}down_proj.bias")),
-        post_norm=own_norm(names.post_norm),
         post_mlp_norm=own_norm("post_feedforward_layernorm") if shape.gemma else None,
     )
-    if layer.kind == "attention":
-        made.qkv = read(*own(*(f"self_attn.{part}_proj.weight" for part in "qkv")))
-        made.qkv_bias = maybe(*own(*(f"self_attn.{part}_proj.bias" for part in "qkv")))
-        made.out = read(*own("self_attn.o_proj.weight"))
-        made.out_bias = maybe(*own("self_attn.o_proj.bias"))
-        made.q_norm, made.k_norm = own_norm("self_attn.q_norm"), own_norm("self_attn.k_norm")
-    else:
-        made.state_in = read(*own("mamba.in_proj.weight"))
-        made.conv = np.ascontiguousarray(read(*own("mamba.conv1d.weight"))[:, 0].T)
-        made.conv_bias = read(*own("mamba.conv1d.bias"))
-        made.dt_bias = read(*own("mamba.dt_bias"))
-        made.decay = -np.exp(read(*own("mamba.A_log")))
-        made.skip = read(*own("mamba.D"))
-        made.state_norm = read(*own("mamba.norm.weight"))
-        made.state_out = read(*own("mamba.out_proj.weight"))
-    return made

@@ -13,7 +13,12 @@ from kvblocks.errors import UsageError
 
 Array = NDArray[np.float32]
 
-_DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F64": np.dtype("<f8")}
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    "F64": np.dtype("<f8"),
+}
 _ROWS_BYTES = 16 * 2**20  # converted at a time
 
 
@@ -40,7 +45,7 @@ class SafetensorsFolder:
     def read_into(self, name: str, out: Array) -> None:
         file, start, entry = self._where[name]
         shape = tuple(entry["shape"])
-        numbers = np.memmap(file, _DTYPES[entry["dtype"]], "r", start + entry["data_offsets"][0], shape)
+        numbers = np.memmap(str(file), _DTYPES[entry["dtype"]], "r", start + entry["data_offsets"][0], shape)
         rows = max(1, _ROWS_BYTES // max(1, numbers.nbytes // max(1, len(numbers))))
         for at in range(0, len(numbers), rows):
             part = numbers[at : at + rows]
