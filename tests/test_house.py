@@ -15,6 +15,8 @@ SOURCE = ROOT / "src" / "kvblocks"
 # From the ground up; each folder may import those named with it. `errors` is open to all.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "files": set(),
+    "units": set(),
     "prefix": set(),
     "pool": {"prefix"},
     "kinds": {"prefix", "pool"},
@@ -24,11 +26,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sizing": {"kinds", "prefix", "pool"},
     "traces": set(),
     "replay": {"scheduling", "traces", "sizing", "observe", "manager", "kinds", "pool", "prefix"},
-    "report": set(),
+    "report": {"units"},
     "engine": {"scheduling", "sizing", "observe", "traces", "manager", "kinds", "pool", "prefix"},
     "serving": {"engine", "live", "observe", "manager", "prefix"},
     "integrations": {"observe", "manager", "kinds", "pool", "prefix"},
     "cli": {
+        "files",
+        "units",
         "integrations",
         "engine",
         "serving",

@@ -151,6 +151,14 @@ def test_an_interrupted_replay_gives_what_is_known_so_far() -> None:
         assert found.interrupted
         assert found.to_dict()["interrupted"]
         assert 0 < found.runs[0].requests <= 40
+        assert found.to_dict()["not_run"] == ([] if serial else [800])
+        nothing = replay(lambda: iter(_interrupted_at_once()), [400, 800], ReplaySettings(serial=serial))
+        assert (nothing.interrupted, nothing.runs, nothing.not_run) == (True, [], [400, 800])
+
+
+def _interrupted_at_once() -> Iterator[TraceRequest]:
+    raise KeyboardInterrupt
+    yield
 
 
 def test_impossible_settings_are_refused() -> None:
@@ -160,11 +168,11 @@ def test_impossible_settings_are_refused() -> None:
         run(CHATS)
     with pytest.raises(TraceError, match="no request to replay"):
         run([], 10)
-    wrong: list[dict[str, Any]] = [{"block_size": 0}, {"limit": 0}]
+    wrong: list[dict[str, Any]] = [{"block_size": 0}, {"block_size": 2**32}, {"limit": 0}, {"limit": 10**23}]
     for bad in wrong:
         with pytest.raises(UsageError, match=next(iter(bad))):
             ReplaySettings(**bad)
-    for cost in ({"prefill_tokens_per_s": 0.0}, {"decode_step_s": float("nan")}):
+    for cost in ({"prefill_tokens_per_s": 1e-300}, {"decode_step_s": float("nan")}, {"decode_step_s": 1e300}):
         with pytest.raises(UsageError, match=next(iter(cost))):
             StepCost(**cost)
 

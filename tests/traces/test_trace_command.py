@@ -52,7 +52,7 @@ def test_what_a_trace_says_steers_neither_terminal_nor_markup(tmp_path: Path) ->
     path = tmp_path / "[red]trace.jsonl"
     path.write_text('{"input_length": 3}\n{"input_length": "\\u001b[31m[bold]:smile:"}\n')
     shown = run("describe", str(path), "--skip-bad-lines").stdout
-    assert "1 bad lines left out" in shown
+    assert "1 bad line left out" in shown
     assert "[red]trace.jsonl:2: " in shown.replace("\n", "")
     assert r"\x1b[31m[bold]:smile:" in shown
     assert "\x1b" not in shown

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from kvblocks import __version__
 from kvblocks.cli import printable
-from kvblocks.cli.output import check_writable, write_json
-from kvblocks.cli.sizes import number, parse_bytes, parse_counts, short, whole_number
+from kvblocks.cli.output import check_outputs, plain_console, write_file, write_json
+from kvblocks.cli.replay_cache import Caches, model_caches, named_caches
+from kvblocks.cli.replay_view import interruption, print_replay
+from kvblocks.cli.sizes import number, whole_number
 from kvblocks.errors import UsageError
-from kvblocks.replay import Replay, ReplaySettings, RunResult, StepCost, replay
+from kvblocks.replay import Replay, ReplaySettings, StepCost, replay
 from kvblocks.scheduling import SchedulerConfig
-from kvblocks.traces import MergedTraces, TraceRequest, open_traces
+from kvblocks.traces import MergedTraces, TraceRequest, open_traces, trace_files
 
 HELP = """Run a recorded request trace through scheduler and KV cache, without a model.
 
@@ -29,6 +29,7 @@ Prints how many prompt tokens the cache would have held, at one or several cache
   kvblocks trace generate chat --output chat.jsonl
   kvblocks replay chat.jsonl --num-blocks 1024,4096,16384
   kvblocks replay trace.jsonl --kv-memory 40GiB --bytes-per-token 131072
+  kvblocks replay trace.jsonl --model qwen3-8b --gpu l4,a100-80gb,h100
   kvblocks replay trace.jsonl --serial --num-blocks 8193 --json -
   zcat trace.jsonl.gz | kvblocks replay - --num-blocks 8193 --report replay.html
 
@@ -38,8 +39,20 @@ each request runs alone, in trace order: what remains is the cache and its evict
 Exit codes: 0 done, 2 bad input or usage, 130 interrupted (what was known so far has been printed).
 """
 
+_TIMED_ONLY = (
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "chunked_prefill",
+    "scheduling_policy",
+    "full_sequence_must_fit",
+    "watermark",
+    "prefill_tokens_per_s",
+    "decode_step_ms",
+)
+
 
 def command(
+    context: typer.Context,
     paths: Annotated[
         list[str], typer.Argument(metavar="TRACE...", help="Trace files or directories of them; - is standard input.")
     ],
@@ -53,13 +66,29 @@ def command(
     ] = None,
     kv_memory: Annotated[
         list[str] | None,
-        typer.Option(metavar="SIZE", help="Cache size as memory (40GiB), with --bytes-per-token."),
+        typer.Option(metavar="SIZE", help="Cache size as memory (40GiB), with --bytes-per-token or --model."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="config.json, its folder or a name of `plan --list-models`: its groups and limits."
+        ),
+    ] = None,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[,NAME...]", help="With --model: the cache that this GPU has room for, as `plan`."),
+    ] = None,
+    flags: Annotated[
+        str | None,
+        typer.Option(metavar="FLAGS", help='With --model: vLLM\'s flags, such as "--kv-cache-dtype fp8 -tp 2".'),
     ] = None,
     bytes_per_token: Annotated[
         int | None,
         typer.Option(parser=whole_number, metavar="N", help="KV-cache bytes of one token, all layers together."),
     ] = None,
-    block_size: Annotated[int, typer.Option(parser=whole_number, metavar="N", help="Tokens per block.")] = 16,
+    block_size: Annotated[
+        int | None, typer.Option(parser=whole_number, metavar="N", help="Tokens per block; 16, or the model's.")
+    ] = None,
     hash_algorithm: Annotated[
         Literal["sha256", "xxh3_128", "blake3"], typer.Option(help="How blocks are hashed.")
     ] = "sha256",
@@ -86,15 +115,18 @@ def command(
     max_model_len: Annotated[
         int | None,
         typer.Option(
-            parser=whole_number, metavar="N", help="Refuse requests that get longer; else only the cache limits."
+            parser=whole_number,
+            metavar="N",
+            help="Refuse requests that get longer; else the model's limit, or only the cache's.",
         ),
     ] = None,
     max_num_batched_tokens: Annotated[
-        int, typer.Option(parser=whole_number, metavar="N", help="Tokens per step.")
-    ] = 8192,
+        int | None, typer.Option(parser=whole_number, metavar="N", help="Tokens per step; 8192, or the model's.")
+    ] = None,
     max_num_seqs: Annotated[
-        int, typer.Option(parser=whole_number, metavar="N", help="Requests running at once.")
-    ] = 256,
+        int | None,
+        typer.Option(parser=whole_number, metavar="N", help="Requests running at once; 256, or the model's."),
+    ] = None,
     chunked_prefill: Annotated[bool, typer.Option(help="Whether long prompts are cut into chunks.")] = True,
     scheduling_policy: Annotated[Literal["fcfs", "priority"], typer.Option(help="Who goes first.")] = "fcfs",
     full_sequence_must_fit: Annotated[bool, typer.Option(help="Admit a request only when all of it fits.")] = True,
@@ -113,75 +145,116 @@ def command(
         typer.Option("--json", metavar="FILE|-", help="Write the results as JSON; - is standard output."),
     ] = None,
     report: Annotated[
-        Path | None,
+        str | None,
         typer.Option(metavar="FILE.html", help="Write an HTML page with plots; needs no network."),
     ] = None,
 ) -> None:
+    if serial:
+        _refuse_timed_flags(context)
+    if not 0 < decode_step_ms <= 1e9:
+        raise UsageError(f"--decode-step-ms {decode_step_ms:g} must be above 0 and at most 1e9")
+    caches = _caches(num_blocks, kv_memory, bytes_per_token, block_size, model, gpu, flags)
+    plan = caches.plan
     settings = ReplaySettings(
-        block_size=block_size,
+        block_size=caches.block_size,
+        layout=caches.layout,
         serial=serial,
         outputs=outputs,
         hash_algorithm=hash_algorithm,
         limit=limit,
-        max_model_len=max_model_len,
+        max_model_len=plan.max_model_len if max_model_len is None and plan is not None else max_model_len,
         watermark=watermark,
         scheduler=SchedulerConfig(
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=_first(max_num_batched_tokens, plan.max_num_batched_tokens if plan else None, 8192),
+            max_num_seqs=_first(max_num_seqs, plan.max_num_seqs if plan else None, 256),
             chunked_prefill=chunked_prefill,
             policy=scheduling_policy,
             full_sequence_must_fit=full_sequence_must_fit,
         ),
         cost=StepCost(prefill_tokens_per_s=prefill_tokens_per_s, decode_step_s=decode_step_ms / 1000),
     )
-    sizes = _sizes(num_blocks, kv_memory, bytes_per_token, block_size)
-    check_writable(json_path, "--json")
-    check_writable(report, "--report")
+    sizes = caches.sizes
+    if report == "-":
+        raise UsageError("--report -: a page is for a browser, not for standard output; name a file such as page.html")
+    check_outputs({"--json": json_path, "--report": report}, [*trace_files(paths), *([tokenizer] if tokenizer else [])])
     if report is not None:
         import kvblocks.report  # a missing package is told before the replay, not after it
-    console = Console(stderr=json_path == "-", highlight=False)
-    source = _Source(paths, trace_format, tokenizer, tokens_per_id, skip_bad_lines, spool=not serial and len(sizes) > 1)
+    source = _Source(paths, trace_format, tokenizer, tokens_per_id, skip_bad_lines, keep=not serial and len(sizes) > 1)
     with _progress(source, len(sizes) if not serial else 1, limit) as on_progress:
         found = replay(source.open, sizes, settings, analyse=report is not None, on_progress=on_progress)
     trace = source.describe(found)
-    if json_path is not None:
-        write_json({"kvblocks": __version__, "trace": trace, **found.to_dict()}, json_path)
-    if json_path != "-":
-        _print(console, trace, found, bytes_per_token)
+    if trace is None or not found.runs:
+        raise KeyboardInterrupt  # nothing is known yet
+    # Files come first, since standard output may be closed by a reader that has enough; but no file that fails may
+    # take the figures with it.
+    failures = []
     if report is not None:
         data = {"kvblocks": __version__, "trace": trace, **found.to_dict(series=True)}
-        kvblocks.report.write_replay_report(data, report)
-        console.print(f"Report: {printable(str(report))}", markup=False)
+        page = kvblocks.report.replay_page(data)
+        failures += _attempt(lambda: write_file(page.encode(), report, "--report"))
+    if json_path is not None:
+        data = {"kvblocks": __version__, "trace": trace, **found.to_dict()}
+        failures += _attempt(lambda: write_json(data, json_path))
+    console = plain_console(stderr=json_path == "-")
+    if json_path != "-":
+        print_replay(console, trace, found, caches.words, caches.bytes_per_block)
+    elif found.interrupted:
+        console.print(interruption(found))
+    if failures:
+        raise failures[0]
+    if report is not None:
+        console.print(f"Report: {printable(report)}")
     if found.interrupted:
         raise typer.Exit(130)
 
 
-def _sizes(
-    num_blocks: list[str] | None, kv_memory: list[str] | None, bytes_per_token: int | None, block_size: int
-) -> list[int]:
-    """The cache sizes in blocks, from whichever way they were given."""
-    if bool(num_blocks) == bool(kv_memory):
-        raise UsageError("give the cache's size: either --num-blocks N, or --kv-memory SIZE with --bytes-per-token B")
-    if num_blocks:
-        return parse_counts(num_blocks, "--num-blocks")
-    if bytes_per_token is None:
-        raise UsageError("--kv-memory needs --bytes-per-token: 2 x layers x KV heads x head size x bytes per number")
-    if bytes_per_token < 1:
-        raise UsageError(f"--bytes-per-token {bytes_per_token} must be at least 1")
-    sizes = []
-    for text in (part for given in kv_memory or () for part in given.split(",")):
-        blocks = parse_bytes(text, "--kv-memory") // (bytes_per_token * block_size)
-        if blocks < 2:
+def _caches(
+    num_blocks: list[str] | None,
+    kv_memory: list[str] | None,
+    bytes_per_token: int | None,
+    block_size: int | None,
+    model: str | None,
+    gpu: list[str] | None,
+    flags: str | None,
+) -> Caches:
+    if model is None:
+        for option, given in (("--gpu", gpu), ("--flags", flags)):
+            if given is not None:
+                raise UsageError(
+                    f"{option} needs --model, whose cache it sizes; `kvblocks plan --list-models` lists some"
+                )
+        return named_caches(num_blocks, kv_memory, bytes_per_token, 16 if block_size is None else block_size)
+    for option, number_given in (("--block-size", block_size), ("--bytes-per-token", bytes_per_token)):
+        if number_given is not None:
+            fix = '; write it as --flags "--block-size N"' if option == "--block-size" else "; leave it out"
+            raise UsageError(f"{option} {number_given} has no effect with --model, which says it{fix}")
+    return model_caches(model, gpu, kv_memory, num_blocks, flags)
+
+
+def _first(*choices: int | None) -> int:
+    return next(choice for choice in choices if choice is not None)
+
+
+def _attempt(write: Callable[[], None]) -> list[UsageError]:
+    try:
+        write()
+    except UsageError as error:
+        return [error]
+    return []
+
+
+def _refuse_timed_flags(context: typer.Context) -> None:
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if name in _TIMED_ONLY and source is not None and source.name == "COMMANDLINE":
             raise UsageError(
-                f"--kv-memory {text} holds {blocks} blocks of {block_size} x {bytes_per_token} bytes; give at least "
-                f"{2 * block_size * bytes_per_token} bytes"
+                f"{parameter.opts[0]} has no effect with --serial, where each request runs alone; leave one of them out"
             )
-        sizes.append(blocks)
-    return sizes
 
 
 class _Source:
-    """The trace, opened anew for each pass; standard input is kept for the passes after the first."""
+    """The trace, opened anew for each pass; what can be read once only is kept for the passes after the first."""
 
     def __init__(
         self,
@@ -190,7 +263,7 @@ class _Source:
         tokenizer: str | None,
         tokens_per_id: int | None,
         skip_bad_lines: bool,
-        spool: bool,
+        keep: bool,
     ) -> None:
         self._open: Callable[[], MergedTraces] = lambda: open_traces(
             paths,
@@ -200,28 +273,33 @@ class _Source:
             skip_bad_lines=skip_bad_lines,
         )
         self._paths = paths
-        self._keep = spool and "-" in paths
-        self._kept: list[TraceRequest] | None = None
+        self._keep = keep
+        self._kept: list[TraceRequest] = []
         self.trace: MergedTraces | None = None
 
     def open(self) -> Iterable[TraceRequest]:
-        if self._kept is not None:
+        if self.trace is not None and self.trace.total_bytes is None:
             return self._kept
         self.trace = self._open()
-        if self._keep:
-            self._kept = list(self.trace)
-            return self._kept
-        return self.trace
+        return self._keeping(self.trace) if self._keep and self.trace.total_bytes is None else self.trace
 
-    def describe(self, found: Replay) -> dict[str, Any]:
-        assert self.trace is not None
+    def _keeping(self, trace: MergedTraces) -> Iterator[TraceRequest]:
+        """The first pass over standard input or a pipe. Every pass reads as far as this one."""
+        for request in trace:
+            self._kept.append(request)
+            yield request
+
+    def describe(self, found: Replay) -> dict[str, Any] | None:
+        """What was read; None when an interrupt came before the trace was open."""
+        if self.trace is None:
+            return None
         skipped = self.trace.skipped
         return {
-            "paths": self._paths,
+            "paths": [printable(path) for path in self._paths],
             "format": self.trace.format,
             "requests": found.num_read,
             "skipped_lines": skipped.count,
-            "skipped_examples": list(skipped.examples),
+            "skipped_examples": [printable(example) for example in skipped.examples],
         }
 
 
@@ -249,79 +327,3 @@ def _progress(source: _Source, runs: int, limit: int | None) -> Iterator[Callabl
             bar.update(task, completed=run + min(share, 1.0), done=done)
 
         yield show
-
-
-def _print(console: Console, trace: dict[str, Any], found: Replay, bytes_per_token: int | None) -> None:
-    """The results as a table, and with several sizes a curve."""
-    mode, block_size = found.settings.mode, found.settings.block_size
-    console.print(
-        f"{trace['requests']:,} requests of {', '.join(map(printable, trace['paths']))} ({trace['format']}), "
-        f"{mode} replay, blocks of {block_size} tokens",
-        markup=False,
-        soft_wrap=True,
-    )
-    if trace["skipped_lines"]:
-        console.print(f"{trace['skipped_lines']:,} bad lines were left out, the first: ", end="", markup=False)
-        console.print(printable(trace["skipped_examples"][0]), markup=False, soft_wrap=True)
-    if found.interrupted:
-        console.print("Interrupted: these are the figures so far.", markup=False)
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    columns = [column for column in _COLUMNS[mode] if column != "memory" or bytes_per_token is not None]
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    for run in found.runs:
-        cells = _cells(run, bytes_per_token)
-        table.add_row(*(cells[column] for column in columns))
-    console.print(table)
-    if len(found.runs) > 1:
-        console.print()
-        for line in _curve(found.runs):
-            console.print(line, markup=False)
-    for run in found.runs:
-        for reason, count in run.reject_reasons.items():
-            first = run.reject_examples[reason]
-            told = f"{run.num_blocks:,} blocks: {count:,} rejected, {reason}; the first: {first}"
-            console.print(told, markup=False)
-
-
-_COMMON = ("blocks", "tokens", "memory", "hit\nrate", "last\nhalf", "hit\ntokens", "evicted\nblocks")
-_COLUMNS = {
-    "serial": (*_COMMON, "peak\nlive", "re-\njected"),
-    "timed": (*_COMMON, "re-\njected", "pre-\nempted", "recom-\nputed", "TTFT\np50", "TTFT\np99"),
-}
-
-
-def _cells(run: RunResult, bytes_per_token: int | None) -> dict[str, str]:
-    tokens = (run.num_blocks - 1) * run.block_size
-    cells = {
-        "blocks": f"{run.num_blocks:,}",
-        "tokens": short(tokens),
-        "hit\nrate": f"{100 * run.hit_rate:.1f}%",
-        "last\nhalf": f"{100 * run.hit_rate_last_half:.1f}%",
-        "hit\ntokens": short(run.hit_tokens),
-        "evicted\nblocks": short(run.evicted_blocks),
-        "peak\nlive": short(run.peak_live_blocks),
-        "re-\njected": f"{run.rejected:,}",
-        "pre-\nempted": f"{run.preemptions:,}",
-        "recom-\nputed": short(run.recomputed_tokens),
-    }
-    if bytes_per_token is not None:
-        cells["memory"] = f"{tokens * bytes_per_token / 2**30:,.1f} GiB"
-    for percentile in ("p50", "p99"):
-        cells[f"TTFT\n{percentile}"] = _seconds(run.ttft_s[percentile])
-    return cells
-
-
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.0f}s" if value >= 100 else f"{value:.3g}s"
-
-
-def _curve(runs: list[RunResult]) -> Iterator[str]:
-    """Hit rate against cache size, as bars."""
-    width = max(len(f"{run.num_blocks:,}") for run in runs)
-    yield "hit rate by blocks"
-    for run in runs:
-        bar = "█" * round(50 * run.hit_rate) or "▏"
-        yield f"{run.num_blocks:>{width},} {bar} {100 * run.hit_rate:.1f}%"

@@ -7,18 +7,26 @@ import io
 import sys
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import IO, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from kvblocks.cli import printable
-from kvblocks.cli.output import check_writable, write_json
+from kvblocks.cli.output import check_outputs, counted, plain_console, write_json
 from kvblocks.cli.sizes import number, whole_number
 from kvblocks.errors import UsageError
-from kvblocks.traces import KINDS, Skipped, TraceSummary, describe, generate, open_traces, write_trace
+from kvblocks.files import written_whole
+from kvblocks.traces import (
+    KINDS,
+    Skipped,
+    TraceSummary,
+    describe,
+    generate,
+    open_traces,
+    trace_files,
+    write_trace,
+)
 
 app = typer.Typer(help="Look at a recorded request trace, or make one up.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -77,7 +85,7 @@ def describe_command(
 ) -> None:
     if limit is not None and limit < 1:
         raise UsageError(f"--limit {limit}: must be at least 1; leave it out to read all")
-    check_writable(json_path, "--json")
+    check_outputs({"--json": json_path}, [*trace_files(paths), *([tokenizer] if tokenizer else [])])
     with open_traces(
         paths,
         format=trace_format,
@@ -96,39 +104,38 @@ def describe_command(
         }
         write_json(about | summary.to_dict(), json_path)
     if json_path != "-":
-        # What a trace says must not steer the terminal, nor be taken for markup.
-        _print(Console(highlight=False, markup=False, emoji=False), trace.format, skipped, summary)
+        _print(trace.format, skipped, summary)
 
 
-def _print(console: Console, name: str, skipped: Skipped, summary: TraceSummary) -> None:
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column()
+def _print(name: str, skipped: Skipped, summary: TraceSummary) -> None:
+    console = plain_console()
 
-    def row(label: str, value: str) -> None:
-        table.add_row(label, printable(value))
+    def row(label: str, value: str) -> None:  # what a trace says must not steer the terminal
+        console.print(Text.assemble((f"{label:<15}", "bold"), printable(value)))
 
     row("format", name)
-    row("requests", f"{summary.requests:,}" + (f" ({skipped.count:,} bad lines left out)" if skipped.count else ""))
+    row(
+        "requests",
+        f"{summary.requests:,}" + (f" ({counted(skipped.count, 'bad line')} left out)" * bool(skipped.count)),
+    )
     if summary.sessions:
         row("sessions", f"{summary.sessions:,}")
     if summary.duration_s is not None:
         rate = f", {summary.requests_per_s:,.2f} requests per second" if summary.requests_per_s else ""
         row("duration", f"{summary.duration_s:,.1f} s{rate}")
     if 0 < summary.without_timestamp < summary.requests:
-        row("no timestamp", f"{summary.without_timestamp:,} requests")
+        row("no timestamp", counted(summary.without_timestamp, "request"))
     row("content", ", ".join(f"{how}: {count:,}" for how, count in summary.content.items()))
     row("also given", ", ".join(summary.fields) or "nothing")
     for label, spread in (("prompt tokens", summary.prompt_tokens), ("output tokens", summary.output_tokens)):
         parts = ", ".join(f"{key} {spread[key]:,.0f}" for key in ("mean", "p50", "p90", "p99", "max"))
         row(label, f"{spread['total']:,.0f} ({parts})")
-    row("distinct", f"{summary.distinct_tokens:,} tokens in {summary.distinct_units:,} content units")
-    row("reusable", f"{summary.reusable_tokens:,} tokens, {100 * summary.reusable_share:.1f} % of the prompts")
+    row("distinct", f"{counted(summary.distinct_tokens, 'token')} in {counted(summary.distinct_units, 'content unit')}")
+    row("reusable", f"{counted(summary.reusable_tokens, 'token')}, {100 * summary.reusable_share:.1f} % of the prompts")
     for prefix in summary.shared_prefixes:
-        row("shared prefix", f"{prefix['tokens']:,} tokens by {prefix['requests']:,} requests")
-    console.print(table)
+        row("shared prefix", f"{counted(prefix['tokens'], 'token')} by {counted(prefix['requests'], 'request')}")
     for example in skipped.examples[:1]:
-        console.print(f"The first bad line: {printable(example)}", soft_wrap=True)
+        console.print(f"The first bad line: {printable(example)}")
 
 
 def _help(field: str, text: str) -> str:
@@ -214,21 +221,20 @@ def generate_command(
     if kind not in KINDS:
         raise UsageError(f"workload {printable(kind)!r} is unknown: choose one of {', '.join(KINDS)}")
     workload = replace(KINDS[kind][1], **given)
-    check_writable(output, "--output")
+    check_outputs({"--output": output})
     if output == "-":
         write_trace(generate(kind, workload), sys.stdout)
         sys.stdout.flush()
         return
     try:
-        with _create(output) as file:
-            written = write_trace(generate(kind, workload), file)
+        with written_whole(output) as file, _as_text(file, packed=output.endswith(".gz")) as text:
+            written = write_trace(generate(kind, workload), text)
     except OSError as error:
-        raise UsageError(f"--output {output}: cannot be written: {error.strerror}") from error
-    print(f"{written:,} {kind} requests written to {printable(output)}", file=sys.stderr)
+        raise UsageError(f"--output {output}: cannot be written: {error.strerror}; name another file") from error
+    print(f"{counted(written, f'{kind} request')} written to {printable(output)}", file=sys.stderr)
 
 
-def _create(path: str) -> IO[Any]:
-    if Path(path).suffix == ".gz":
-        # No time in the header: the same seed gives the same bytes.
-        return io.TextIOWrapper(gzip.GzipFile(path, "wb", mtime=0), encoding="utf-8")
-    return open(path, "w", encoding="utf-8")
+def _as_text(file: IO[bytes], packed: bool) -> IO[str]:
+    """Text into the file. Neither name nor time are in a packed file's header: the same seed gives the same bytes."""
+    raw: Any = gzip.GzipFile("", "wb", fileobj=file, mtime=0) if packed else file
+    return io.TextIOWrapper(raw, encoding="utf-8")

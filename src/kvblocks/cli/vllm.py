@@ -8,10 +8,9 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from kvblocks.cli.output import check_writable, write_json
+from kvblocks.cli.output import check_outputs, plain_console, write_json
 from kvblocks.integrations.vllm.settings import SETTINGS, read_settings
 
 app = typer.Typer(
@@ -56,7 +55,7 @@ def check_command(
 ) -> None:
     from kvblocks.integrations.vllm.outlook import outlook
 
-    check_writable(json_path, "--json")
+    check_outputs({"--json": json_path}, [os.path.join(model, "config.json")] if model else ())
     with _quiet_vllm():
         answer = outlook(model, arguments or [], os.environ)
     if json_path is not None:
@@ -89,7 +88,7 @@ class _quiet_vllm:  # noqa: N801
 
 @app.command("settings", help=SETTINGS_HELP)
 def settings_command(json_path: JsonOption = None) -> None:
-    check_writable(json_path, "--json")
+    check_outputs({"--json": json_path})
     read_settings(os.environ)
     rows: list[dict[str, Any]] = [
         {**asdict(setting), "value": os.environ.get(setting.name, "").strip() or setting.default}
@@ -103,4 +102,4 @@ def settings_command(json_path: JsonOption = None) -> None:
             table.add_column(column, overflow="fold")
         for row in rows:
             table.add_row(row["name"], row["value"] or "-", row["values"], row["meaning"])
-        Console(highlight=False, markup=False, emoji=False).print(table)
+        plain_console(soft_wrap=False).print(table)

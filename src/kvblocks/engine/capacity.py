@@ -7,12 +7,11 @@ from pathlib import Path
 
 from kvblocks.engine.model.shape import ModelShape
 from kvblocks.errors import UsageError
-from kvblocks.kinds import AttentionSpec
+from kvblocks.kinds import AttentionSpec, KVCacheSpec
 from kvblocks.kinds.grouping import CacheLayer, group_layers
 from kvblocks.sizing import EngineFlags
 from kvblocks.sizing.capacity import Capacity
 from kvblocks.sizing.engine import Engine as SizingEngine
-from kvblocks.sizing.plan import cache_layers
 
 DTYPES = ("float32", "float16")
 
@@ -73,7 +72,11 @@ def resolve(shape: ModelShape, settings: EngineSettings) -> tuple[Capacity, int,
         block_size=settings.block_size,
         mamba_block_size=settings.block_size if align else longest,
     )
-    layers = [_any_block(layer, settings.block_size) for layer in cache_layers(shape.architecture, engine, {})]
+    layers = [
+        CacheLayer(f"layers.{number}", _any_block(cache.spec(engine, number), settings.block_size))
+        for number, caches in enumerate(shape.architecture.layers)
+        for cache in caches
+    ]
     capacity = Capacity.of(group_layers(layers), engine)
     if settings.num_blocks is not None:
         return capacity, settings.num_blocks, longest
@@ -91,11 +94,9 @@ def resolve(shape: ModelShape, settings: EngineSettings) -> tuple[Capacity, int,
     return capacity, num_blocks, longest
 
 
-def _any_block(layer: CacheLayer, block_size: int) -> CacheLayer:
-    """The layer with the block that was asked for: what GPU kernels demand of windows does not bind numpy."""
-    if isinstance(layer.spec, AttentionSpec):
-        return replace(layer, spec=replace(layer.spec, block_size=block_size))
-    return layer
+def _any_block(spec: KVCacheSpec, block_size: int) -> KVCacheSpec:
+    """The spec with the block that was asked for: what GPU kernels demand of windows does not bind numpy."""
+    return replace(spec, block_size=block_size) if isinstance(spec, AttentionSpec) else spec
 
 
 def free_memory_bytes() -> int:

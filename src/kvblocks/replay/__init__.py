@@ -1,7 +1,7 @@
 """Replay of a recorded trace through scheduler and manager, without a model."""
 
 from kvblocks.replay.result import RunResult
-from kvblocks.replay.run import Replay, replay
-from kvblocks.replay.settings import ReplaySettings, StepCost
+from kvblocks.replay.run import MAX_BLOCKS, Replay, replay
+from kvblocks.replay.settings import CacheLayout, ReplaySettings, StepCost
 
-__all__ = ["Replay", "ReplaySettings", "RunResult", "StepCost", "replay"]
+__all__ = ["MAX_BLOCKS", "CacheLayout", "Replay", "ReplaySettings", "RunResult", "StepCost", "replay"]

@@ -31,6 +31,8 @@ class Replay:
     num_read: int = 0
     """Requests read from the trace."""
     interrupted: bool = False
+    not_run: list[int] = field(default_factory=list)
+    """Sizes that an interrupted replay did not come to."""
     reuse: ReuseDistances | None = None
     prefixes: SharedPrefixes | None = None
 
@@ -41,12 +43,17 @@ class Replay:
             "settings": {
                 "mode": settings.mode,
                 "block_size": settings.block_size,
+                "model": None if settings.layout is None else settings.layout.name,
                 "outputs": settings.outputs,
                 "hash_algorithm": settings.hash_algorithm,
                 "limit": settings.limit,
             },
             "interrupted": self.interrupted,
-            "runs": [run.to_dict(series=series) for run in self.runs],
+            "not_run": self.not_run,
+            "runs": [
+                run.to_dict(series=series) | {"capacity_tokens": int((run.num_blocks - 1) * settings.tokens_per_block)}
+                for run in self.runs
+            ],
         }
         if not settings.serial:
             scheduler, cost = settings.scheduler, settings.cost
@@ -59,8 +66,9 @@ class Replay:
                 "prefill_tokens_per_s": cost.prefill_tokens_per_s,
                 "decode_step_s": cost.decode_step_s,
             }
-        if series and self.reuse is not None and self.prefixes is not None:
+        if series and self.reuse is not None:
             data["reuse"] = self.reuse.to_dict()
+        if series and self.prefixes is not None:
             data["prefixes"] = self.prefixes.to_list()
         return data
 
@@ -89,38 +97,47 @@ def replay(
             raise UsageError(f"num_blocks={size}: the null block is one of them, so a cache needs at least 2")
         if size > MAX_BLOCKS:
             raise UsageError(
-                f"num_blocks={size}: so many blocks are more than bookkeeping can hold; give at most {MAX_BLOCKS}, or "
+                f"num_blocks={size}: the bookkeeping of so many blocks fits no memory; give at most {MAX_BLOCKS}, or "
                 "larger blocks"
             )
+    ordered = sorted(set(sizes))
     found = Replay(settings)
     if analyse:
-        found.reuse, found.prefixes = ReuseDistances(), SharedPrefixes(settings.block_size)
+        found.prefixes = SharedPrefixes(settings.hash_block_size)
+        if settings.layout is None or len(settings.layout.groups) == 1:
+            found.reuse = ReuseDistances()  # in blocks, which is what a cache holds where there is one group
     try:
         if settings.serial:
-            _replay_serial(found, open_trace, sorted(set(sizes)), on_progress)
+            _replay_serial(found, open_trace, ordered, on_progress)
         else:
-            _replay_timed(found, open_trace, sorted(set(sizes)), on_progress)
+            _replay_timed(found, open_trace, ordered, on_progress)
     except KeyboardInterrupt:
         found.interrupted = True
     found.interrupted = found.interrupted or any(run.interrupted for run in found.runs)
+    if found.interrupted:
+        found.runs = [run for run in found.runs if run.requests or run.rejected]
+        found.not_run = [size for size in ordered if all(run.num_blocks != size for run in found.runs)]
     if not found.num_read and not found.interrupted:
         raise TraceError("trace", "there is no request to replay")
     return found
 
 
-def _requests(found: Replay, trace: Iterable[TraceRequest], *, first: bool) -> Iterator[ReplayRequest]:
+def _requests(
+    found: Replay, open_trace: Callable[[], Iterable[TraceRequest]], *, first: bool
+) -> Iterator[ReplayRequest]:
     """The requests of the trace, hashed; the first pass also counts and analyses."""
     settings = found.settings
-    hasher = TraceHasher(settings.block_size, settings.hash_algorithm)
+    hasher = TraceHasher(settings.hash_block_size, settings.hash_algorithm)
     arrival_s = 0.0
-    for number, recorded in enumerate(islice(trace, settings.limit)):
+    for number, recorded in enumerate(islice(open_trace(), settings.limit)):
         if recorded.timestamp_s is not None:  # a request without a time comes with the one before it
             arrival_s = recorded.timestamp_s
         request = ReplayRequest(number, recorded, hasher, arrival_s)
         if first:
             found.num_read += 1
-            if found.reuse is not None and found.prefixes is not None:
+            if found.reuse is not None:
                 found.reuse.touch(request.block_hashes)
+            if found.prefixes is not None:
                 found.prefixes.touch(request.block_hashes)
         yield request
 
@@ -135,7 +152,7 @@ def _replay_serial(
     runs = [SerialRun(size, found.settings) for size in sizes]
     found.runs = [run.result for run in runs]
     try:
-        for request in _requests(found, open_trace(), first=True):
+        for request in _requests(found, open_trace, first=True):
             for run in runs:
                 run.feed(request)
             if on_progress is not None and not found.num_read % 32:
@@ -159,6 +176,6 @@ def _replay_timed(
             if on_progress is not None:
                 on_progress(number, done)
 
-        run.run(_requests(found, open_trace(), first=number == 0), tell)
+        run.run(_requests(found, open_trace, first=number == 0), tell)
         if run.result.interrupted:
             return

@@ -81,8 +81,6 @@ class Scheduler:
         self._max_request_tokens = manager.max_request_tokens
         if self._max_request_tokens < manager.max_model_len:
             self._max_request_tokens -= self._lookahead  # the pool is the limit, and drafts need slots of it
-        states = [group for group in manager.groups if group.defers_hits]
-        self._checkpoint_size = max((group.block_size for group in states), default=0)
         bound = min((g.context.max_in_flight_tokens for g in manager.groups if g.max_admission_blocks), default=None)
         if bound is not None and bound < min(self.config.max_num_batched_tokens, self._max_request_tokens):
             raise UsageError(
@@ -136,6 +134,8 @@ class Scheduler:
 
     def finish(self, request_id: str) -> None:
         """End a request, done or aborted, waiting or running: its blocks are free. An unknown id is harmless."""
+        if not isinstance(request_id, str):
+            raise UsageError(f"finish({request_id!r}): name the request by its request_id")
         request = self._requests.pop(request_id, None)
         if request is None:
             return
@@ -188,7 +188,8 @@ class Scheduler:
             if request.num_tokens > self._max_request_tokens:
                 self._refuse(step, request)
                 continue
-            num_tokens = self._cut(request, request.num_computed_tokens, budget)
+            num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
+            num_tokens = self._aligned(request, request.num_computed_tokens, num_tokens)
             blocks = None
             if num_tokens > 0:
                 blocks = self.manager.allocate_slots(request, num_tokens, num_lookahead_tokens=self._lookahead)
@@ -197,26 +198,10 @@ class Scheduler:
                 budget -= num_tokens
                 at += 1
             elif num_tokens <= 0:
-                at += 1  # its next token has not been appended yet
+                at += 1  # its next token has not been appended yet, or no block's end is within the budget
             elif not self._make_room(step, request):
                 break
         return budget
-
-    def _cut(self, request: SchedulableRequest, computed: int, budget: int) -> int:
-        """How many tokens the request computes now.
-
-        A state can be resumed only where a step ended. With such groups, prompts are cut at block ends, at a known
-        junction, and where the same prompt would resume.
-        """
-        total, size = request.num_tokens, self._checkpoint_size
-        end = min(total, computed + budget)
-        if not size or not self.manager.enable_caching or end - computed <= 1:
-            return end - computed
-        unit = self.manager.groups[0].context.alignment
-        resume = (request.num_prompt_tokens - 1) // unit * unit
-        stops = [end // size * size] if end < total else []
-        stops += [(total - 1) // size * size, resume, request.shared_prefix_boundary // unit * unit]
-        return min((stop for stop in stops if computed < stop < end), default=end) - computed
 
     def _schedule_decodes(self, step: Step, at: int, budget: int) -> int:
         """Serve the run of decoding requests that starts at `at`, in one call; how many found room."""
@@ -224,7 +209,9 @@ class Scheduler:
             return 0
         batch: list[SchedulableRequest] = []
         longest = self._max_request_tokens
-        for request in self.running[at : at + budget]:
+        running = self.running
+        for i in range(at, min(at + budget, len(running))):
+            request = running[i]
             if request.num_tokens - request.num_computed_tokens != 1 or request.num_tokens > longest:
                 break
             batch.append(request)
@@ -236,6 +223,9 @@ class Scheduler:
             [Scheduled(request, 1, new_blocks.get(i, empty)) for i, request in enumerate(batch[: slots.num_served])]
         )
         return slots.num_served
+
+    def _aligned(self, request: SchedulableRequest, start: int, num_tokens: int) -> int:
+        return self.manager.step_tokens(request, start, num_tokens, self.config.max_num_batched_tokens)
 
     def _refuse(self, step: Step, request: SchedulableRequest) -> None:
         """End a request that has grown beyond what can ever fit."""
@@ -270,7 +260,10 @@ class Scheduler:
             if request.num_tokens - hit.num_tokens > budget and not config.chunked_prefill:
                 break
             request.shared_prefix_boundary = hit.shared_prefix_boundary
-            num_tokens = self._cut(request, hit.num_tokens, budget)
+            num_tokens = min(request.num_tokens - hit.num_tokens, budget)
+            num_tokens = self._aligned(request, hit.num_tokens, num_tokens)
+            if not num_tokens:
+                break
             blocks = self.manager.allocate_slots(
                 request,
                 num_tokens,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from kvblocks.errors import UsageError
@@ -11,10 +11,12 @@ from kvblocks.sizing.architectures import Architecture, describe
 from kvblocks.sizing.engine import Engine
 from kvblocks.sizing.flags import EngineFlags
 from kvblocks.sizing.model_config import ModelConfig
+from kvblocks.sizing.resolve import stage_sizes
 
 WITHOUT_CACHE = ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")
 """Ways to speculate that keep nothing."""
 MTP = "mtp"
+DRAFT_MODEL = "draft_model"
 ONE_AT_A_TIME = ("eagle", "eagle3", "draft_model", "dflash", "dspark")
 
 
@@ -41,8 +43,12 @@ def draft_method(flags: EngineFlags) -> str | None:
     return method
 
 
-def draft_specs(model: Architecture, engine: Engine, folders: Iterable[Path]) -> list[KVCacheSpec]:
-    """The caches of the draft layers. `folders` are looked through for a draft model named by a relative path.
+def draft_specs(
+    model: Architecture, engine: Engine, env: Mapping[str, str], folders: Iterable[Path]
+) -> list[KVCacheSpec]:
+    """The caches of the draft layers, all on the last pipeline stage.
+
+    `folders` are looked through for a draft model named by a relative path.
 
     Raises UsageError when the model has no layers for it, or the draft model cannot be read.
     """
@@ -64,10 +70,24 @@ def draft_specs(model: Architecture, engine: Engine, folders: Iterable[Path]) ->
                 "prediction layers"
             )
         return [cache.spec(engine, None) for _ in range(max(model.mtp_depth, 1)) for cache in model.mtp]
-    draft = describe(_draft_config(engine.flags, folders))
+    config = _draft_config(engine.flags, folders)
+    draft = describe(config)
     if draft.hybrid or draft.attention_free:
         raise UsageError("speculative_config: a draft model with states is not supported; choose one of attention")
-    return [cache.spec(engine, None) for caches in draft.layers for cache in caches]
+    layers = draft.layers
+    if method == DRAFT_MODEL:
+        _check_vocabulary(model, draft, config)
+        # vLLM builds a draft model like any other, so of its layers the last stage has its own share only.
+        layers = layers[len(layers) - stage_sizes(len(layers), engine.pp, env)[-1] :]
+    return [cache.spec(engine, None) for caches in layers for cache in caches]
+
+
+def _check_vocabulary(model: Architecture, draft: Architecture, config: ModelConfig) -> None:
+    if model.vocab_size and draft.vocab_size and model.vocab_size != draft.vocab_size:
+        raise UsageError(
+            f"speculative_config: {config.name} has a vocabulary of {draft.vocab_size} tokens, the model one of "
+            f"{model.vocab_size}; a draft model must have the same"
+        )
 
 
 def _draft_config(flags: EngineFlags, folders: Iterable[Path]) -> ModelConfig:

@@ -74,8 +74,8 @@ class EngineFlags:
             if name in WITHOUT_EFFECT:
                 continue
             if name not in names:
-                near = difflib.get_close_matches(name, [*names, *WITHOUT_EFFECT], 1)
-                hint = f"; did you mean {near[0]}?" if near else "; leave it out"
+                near = difflib.get_close_matches(name, [*names, *WITHOUT_EFFECT], 3, 0.5)
+                hint = f"; did you mean {' or '.join(near)}?" if near else "; leave it out"
                 raise UsageError(f"flag {key!r} is not one that changes the cache's size{hint}")
             found[name] = value
         return found
@@ -83,6 +83,11 @@ class EngineFlags:
     def with_(self, **changes: Any) -> EngineFlags:
         """A copy with some flags changed, checked as `from_mapping` does."""
         return replace(self, **{name: _checked(name, value) for name, value in changes.items()})
+
+    def given(self) -> dict[str, Any]:
+        """Those that differ from vLLM's defaults, by name."""
+        plain = EngineFlags()
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != getattr(plain, f.name)}
 
     @property
     def draft(self) -> Mapping[str, Any]:

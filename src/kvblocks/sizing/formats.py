@@ -63,6 +63,13 @@ def packed_bytes(cache_format: str, head_size: int, head_size_v: int) -> int | N
     return None
 
 
+def kernel_block(cache_format: str) -> int | None:
+    """The largest of the few block sizes that the kernels of a format take; None where any multiple of 16 does."""
+    if cache_format in _TURBOQUANT_BITS:
+        return 128
+    return 64 if cache_format.startswith("nvfp4") else None
+
+
 def keeps_boundary_layers(cache_format: str) -> bool:
     """Whether vLLM keeps the first and last two layers in the model's own dtype with this format."""
     return cache_format.startswith("turboquant_") or cache_format == "ultraquant_4bit"

@@ -19,7 +19,7 @@ from kvblocks.kinds import (
     SlidingWindowSpec,
 )
 from kvblocks.sizing.engine import Engine
-from kvblocks.sizing.formats import PACKED_LATENT_BYTES, element_bytes, packed_bytes
+from kvblocks.sizing.formats import PACKED_LATENT_BYTES, element_bytes, kernel_block, packed_bytes
 
 
 class Cache(Protocol):
@@ -77,7 +77,7 @@ class Attention:
             head_size_v=values,
             dtype_bytes=element_bytes(own),
             state_bytes=packed_bytes(cache_format, self.head_size, values),
-            kernel_block_size=128 if cache_format.startswith("turboquant_") else self.kernel_block_size,
+            kernel_block_size=kernel_block(cache_format) or self.kernel_block_size,
             dcp_sharded=True,
         )
         shared = {name: getattr(full, name) for name in _SHARED}
@@ -143,7 +143,7 @@ class Indexer:
 
     head_size: int
     scaled_bytes: bool = True
-    """A byte per number and a float32 scale for 128 of them; otherwise the model's dtype."""
+    """A byte per number and a float32 scale for 128 of them; otherwise two bytes per number, whatever the dtype."""
     kernel_block_size: int = 64
     tokens_per_state: int = 1
 
@@ -151,9 +151,9 @@ class Indexer:
         size = self.head_size + self.head_size // 128 * 4 if self.scaled_bytes else self.head_size
         return MLASpec(
             block_size=engine.block_size,
-            format="indexer uint8" if self.scaled_bytes else f"indexer {engine.dtype}",
+            format="indexer uint8" if self.scaled_bytes else "indexer bfloat16",
             head_size=size,
-            dtype_bytes=1 if self.scaled_bytes else element_bytes(engine.dtype),
+            dtype_bytes=1 if self.scaled_bytes else 2,
             tokens_per_state=self.tokens_per_state,
             kernel_block_size=self.kernel_block_size,
             dcp_sharded=True,

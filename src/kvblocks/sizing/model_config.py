@@ -82,7 +82,7 @@ class ModelConfig:
             raise UsageError(f"{file}: a config is a JSON object with fields, not {type(data).__name__}")
         if isinstance(data.get("weight_map"), dict):
             raise UsageError(f"{file}: is an index of weights, not a config; name the config.json beside it")
-        return cls.from_data(data, file.parent)
+        return cls.from_data(data, file.parent, str(given) if file.parent == Path() else "")
 
     @property
     def model_type(self) -> str:

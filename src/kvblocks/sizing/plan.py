@@ -10,10 +10,12 @@ from typing import Any
 from kvblocks.errors import UsageError
 from kvblocks.kinds.grouping import CacheLayer, group_layers
 from kvblocks.sizing.architectures import Architecture, describe
+from kvblocks.sizing.block_sizes import for_stage
 from kvblocks.sizing.capacity import Capacity, check_windows, with_override
 from kvblocks.sizing.drafts import draft_specs
 from kvblocks.sizing.engine import Engine
 from kvblocks.sizing.flags import GIB, EngineFlags
+from kvblocks.sizing.layers import State
 from kvblocks.sizing.model_config import ModelConfig
 from kvblocks.sizing.resolve import resolve, stage_sizes
 from kvblocks.sizing.result import Plan, group_plans, kind_of, no_memory, nothing_fits, too_long
@@ -47,7 +49,7 @@ def lay_out(
     engine = resolve(
         config, model, flags, env, device_bytes=device_bytes, device_name=device_name, capability=capability
     )
-    layers = cache_layers(model, engine, env, folders)
+    layers, engine = cache_layers(model, engine, env, folders)
     groups = group_layers(layers, block_outermost=engine.block_outermost, hybrid=engine.hybrid_manager)
     check_windows(groups, engine)
     return Layout(config, model, engine, Capacity.of(groups, engine))
@@ -174,17 +176,34 @@ def _architecture(config: ModelConfig) -> str:
 
 def cache_layers(
     model: Architecture, engine: Engine, env: Mapping[str, str], folders: Iterable[Path] = ()
-) -> list[CacheLayer]:
-    """Every cache of the model and its drafts, in the order in which vLLM makes them."""
-    layers = []
+) -> tuple[list[CacheLayer], Engine]:
+    """Every cache of the model and its drafts, in the order in which vLLM makes them; the first stage's settings."""
+    layers: list[CacheLayer] = []
+    engines: list[Engine] = []
+    first = 0
     sizes = stage_sizes(len(model.layers), engine.pp, env)
+    for stage, size in enumerate(sizes):
+        numbers = range(first, first + size)
+        first += size
+        engines.append(for_stage(engine, model, numbers))
+        own = [
+            (f"layers.{number}" if len(model.layers[number]) == 1 else f"layers.{number}.{i}", cache, number)
+            for number in numbers
+            for i, cache in enumerate(model.layers[number])
+        ]
+        if model.attention_first:
+            own.sort(key=lambda entry: isinstance(entry[1], State))
+        layers += [CacheLayer(name, cache.spec(engines[-1], number), stage) for name, cache, number in own]
     stage_of = [stage for stage, size in enumerate(sizes) for _ in range(size)]
-    for number, caches in enumerate(model.layers):
-        for i, cache in enumerate(caches):
-            name = f"layers.{number}" if len(caches) == 1 else f"layers.{number}.{i}"
-            layers.append(CacheLayer(name, cache.spec(engine, number), stage_of[number]))
-    drafts = draft_specs(model, engine, folders)
-    return layers + [CacheLayer(f"draft.{i}", spec, engine.pp - 1) for i, spec in enumerate(drafts)]
+    for reader, target in model.reads.items():
+        if stage_of[reader] != stage_of[target]:
+            raise UsageError(
+                f"pipeline_parallel_size={engine.pp}: layer {reader} reads the cache of layer {target}, which is on "
+                f"another stage; use VLLM_PP_LAYER_PARTITION with both on one, or pipeline_parallel_size=1"
+            )
+    drafts = draft_specs(model, engines[-1], env, folders)
+    layers += [CacheLayer(f"draft.{i}", spec, engine.pp - 1) for i, spec in enumerate(drafts)]
+    return layers, engines[0]
 
 
 def _notes(model: Architecture, capacity: Capacity) -> Iterable[str]:
@@ -194,6 +213,8 @@ def _notes(model: Architecture, capacity: Capacity) -> Iterable[str]:
         yield f"block_size={asked} becomes {engine.block_size}, so that an attention page holds a state"
     elif model.hybrid and engine.block_size != 16:
         yield f"the attention block is {engine.block_size} tokens, so that an attention page holds a state"
+    if engine.kv_cache_dtype.startswith("nvfp4"):
+        yield f"kv_cache_dtype={engine.kv_cache_dtype} needs FlashInfer; without it vLLM refuses to start"
     silent = sum(not caches for caches in model.layers)
     if silent:
         yield f"{silent} of {len(model.layers)} layers keep nothing of their own"

@@ -6,20 +6,17 @@ Every rule is that of vLLM 0.32 on CUDA. `resolve` refuses what vLLM refuses bef
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from kvblocks.errors import UsageError
-from kvblocks.kinds import blocks_for
 from kvblocks.sizing.architectures.base import Architecture
-from kvblocks.sizing.engine import DEFAULT_BLOCK_SIZE, Engine
+from kvblocks.sizing.block_sizes import has_states, with_block_sizes
+from kvblocks.sizing.engine import Engine
 from kvblocks.sizing.flags import GIB, EngineFlags
-from kvblocks.sizing.formats import element_bytes, keeps_boundary_layers, packed_bytes
-from kvblocks.sizing.layers import State
+from kvblocks.sizing.formats import keeps_boundary_layers
+from kvblocks.sizing.kernels import check_kernels
 from kvblocks.sizing.limits import derived_max_model_len, longest_model_len
 from kvblocks.sizing.model_config import ModelConfig
 
-LATENT_ALIGNMENT = 128
-"""Blocks of latents next to states are a multiple of so many tokens: what the decode kernels take at once."""
 ASYNC_METHODS = ("eagle", "eagle3", "mtp", "draft_model", "ngram_gpu", "dspark", "dflash")
 """Ways to speculate that asynchronous scheduling supports."""
 NO_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4")
@@ -30,6 +27,7 @@ CHUNKED_HYBRID = "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE"
 ENVIRONMENT = (PP_PARTITION, LAYOUT, CHUNKED_HYBRID, "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_CPU_KVCACHE_SPACE")
 """vLLM's environment variables that are looked at."""
 LAYOUTS = ("LBNHC", "LBHNC", "LHBNC", "BLNHC", "BLHNC")
+_OLD_LAYOUT_NAMES = {"NHD": "LBNHC", "HND": "LBHNC"}
 
 
 def resolve(
@@ -75,10 +73,12 @@ def resolve(
         async_scheduling=_async(flags),
         enable_prefix_caching=caching,
         hybrid_manager=_hybrid_manager(model, flags, env),
-        mamba_cache_mode=("align" if caching else "none") if _has_states(model) else "none",
-        layout=_layout(model, env),
+        mamba_cache_mode=("align" if caching else "none") if has_states(model) else "none",
+        layout=_layout(model, cache_dtype, env),
     )
-    return _with_block_sizes(engine, model)
+    engine = with_block_sizes(engine, model)
+    check_kernels(engine, model)
+    return engine
 
 
 # -- Formats ----------------------------------------------------------------------------------------------------------
@@ -240,94 +240,18 @@ def _hybrid_manager(model: Architecture, flags: EngineFlags, env: Mapping[str, s
     return True
 
 
-def _layout(model: Architecture, env: Mapping[str, str]) -> str:
+def _layout(model: Architecture, cache_format: str, env: Mapping[str, str]) -> str:
     given = env.get(LAYOUT)
-    if given and given not in LAYOUTS:
-        raise UsageError(f"{LAYOUT}={given!r} is unknown; choose one of {', '.join(LAYOUTS)}")
-    return given or ("BLHNC" if model.packs_blocks else "LBNHC")
-
-
-# -- Block sizes ------------------------------------------------------------------------------------------------------
-
-
-def _has_states(model: Architecture) -> bool:
-    return model.hybrid or model.attention_free
-
-
-def _with_block_sizes(engine: Engine, model: Architecture) -> Engine:
-    """The sizes of blocks: what the kernels want, what states need, and what layers of other formats need."""
-    flags = engine.flags
-    unit = _kernel_block(engine, model)
-    block_size = flags.block_size or max(model.default_block_size or DEFAULT_BLOCK_SIZE, unit)
-    if model.attention_free:
-        block_size = flags.block_size or DEFAULT_BLOCK_SIZE
-    engine = replace(engine, block_size=block_size)
-    mamba_block = flags.mamba_block_size
-    if not engine.enable_prefix_caching:
-        mamba_block = mamba_block or engine.max_model_len
-    engine = replace(engine, mamba_block_size=mamba_block or block_size)
-    if model.hybrid:
-        engine = _with_pages_for_states(engine, model, unit)
-    if engine.skip_layers:
-        engine = _with_pages_for_skipped(engine, model, unit)
-    return engine
-
-
-def _kernel_block(engine: Engine, model: Architecture) -> int:
-    """Tokens of the smallest block that the attention kernels take, on this device and in this format."""
-    if model.packs_blocks or model.block_unit != DEFAULT_BLOCK_SIZE:
-        return model.block_unit
-    fp8 = engine.kv_cache_dtype.startswith("fp8")
-    if model.latent:
-        return 64 if fp8 else DEFAULT_BLOCK_SIZE  # FlashMLA
-    if engine.window_kernel_block_is_fixed(model.head_size, engine.kv_cache_dtype):
-        return engine.window_kernel_block(model.head_size, engine.kv_cache_dtype)
-    return DEFAULT_BLOCK_SIZE
-
-
-def _one_token(engine: Engine, model: Architecture, cache_format: str, *, packed: bool = True) -> int:
-    """Bytes of a token in one attention layer of one rank."""
-    own = engine.dtype if cache_format == "auto" else cache_format
-    if model.latent:
-        return model.head_size * element_bytes(own)
-    heads = max(1, model.num_kv_heads // engine.tp)
-    size = packed_bytes(cache_format, model.head_size, model.head_size) if packed else None
-    return heads * (size or 2 * model.head_size * element_bytes(own))
-
-
-def _with_pages_for_states(engine: Engine, model: Architecture, unit: int) -> Engine:
-    """Attention's block grows until its page holds a state; then the state is padded to that page."""
-    state = next(cache for caches in model.layers for cache in caches if isinstance(cache, State))
-    needed = state.bytes(engine)
-    one_token = _one_token(engine, model, engine.kv_cache_dtype)
-    step = max(unit, engine.block_size)
-    if model.latent:
-        step = max(step, LATENT_ALIGNMENT)
-    block = step * blocks_for(needed, step * one_token)
-    block = max(engine.block_size, unit * blocks_for(block, unit))
-    page = block * one_token
-    return replace(
-        engine,
-        block_size=block,
-        mamba_block_size=block if engine.mamba_cache_mode == "align" else engine.mamba_block_size,
-        state_page_bytes=None if page == needed else page,
-    )
-
-
-def _with_pages_for_skipped(engine: Engine, model: Architecture, unit: int) -> Engine:
-    """Layers that keep the model's dtype share the pool: the block grows until a small page of theirs fits."""
-    packed = engine.cache_format(0) != "auto"  # the first layer's kernels decide how the others are counted
-    primary = _one_token(engine, model, engine.kv_cache_dtype, packed=packed)
-    skipped = _one_token(engine, model, "auto")
-    if primary == skipped:
-        return engine
-    step = max(unit, engine.block_size)
-    needed = max(skipped * unit, engine.state_page_bytes or 0)
-    block = max(engine.block_size, step * blocks_for(needed, step * primary))
-    page = block * primary
-    return replace(
-        engine,
-        block_size=block,
-        skip_page_bytes=page,
-        state_page_bytes=None if engine.state_page_bytes is None else page,
-    )
+    if not given:
+        return "BLHNC" if model.packs_blocks else "LBNHC"
+    if given not in LAYOUTS and given not in _OLD_LAYOUT_NAMES:
+        raise UsageError(f"{LAYOUT}={given!r} is unknown; choose one of {', '.join((*LAYOUTS, *_OLD_LAYOUT_NAMES))}")
+    layout = _OLD_LAYOUT_NAMES.get(given, given)
+    if model.packs_blocks and not layout.startswith("B"):
+        raise UsageError(f"{LAYOUT}={given!r}: this model needs one that begins with the block; use BLHNC or BLNHC")
+    if cache_format.startswith("turboquant_") and layout != "LBNHC":
+        raise UsageError(f"{LAYOUT}={given!r}: kv_cache_dtype={cache_format} works in LBNHC only")
+    mixed = model.hybrid or len({type(cache) for caches in model.layers for cache in caches}) > 1
+    if mixed and layout == "LHBNC":
+        raise UsageError(f"{LAYOUT}={given!r}: layers of several kinds need layer and block outermost; use LBHNC")
+    return layout

@@ -2,7 +2,7 @@
 
 from kvblocks.traces.describe import TraceSummary, describe
 from kvblocks.traces.generate import KINDS, Workload, generate, write_trace
-from kvblocks.traces.open import MergedTraces, open_trace, open_traces
+from kvblocks.traces.open import MergedTraces, open_trace, open_traces, trace_files
 from kvblocks.traces.reader import Skipped, Trace
 from kvblocks.traces.request import TraceRequest
 
@@ -18,5 +18,6 @@ __all__ = [
     "generate",
     "open_trace",
     "open_traces",
+    "trace_files",
     "write_trace",
 ]

@@ -79,11 +79,13 @@ def open_traces(
     `tokens_per_id` is the run length of content ids where the format leaves it open (mooncake).
     Raises TraceError or UsageError naming the path, the line, the field and the fix.
     """
-    names = [name for path in paths for name in _expand(path)]
+    names = trace_files(paths)
     if not names:
         raise UsageError("no trace is given; name a file, a directory of traces, or - for standard input")
-    if names.count("-") > 1:
-        raise UsageError("standard input (-) can be read once; name it once")
+    for name in names:
+        if names.count(name) > 1 and not Path(name).is_file():
+            shown = "standard input (-)" if name == "-" else name
+            raise UsageError(f"{shown} can be read once; name it once")
     encoder = _encoder(tokenizer, tokens_per_id)
     skipped = Skipped()
     traces: list[Trace] = []
@@ -117,8 +119,14 @@ def _encoder(tokenizer: str | None, tokens_per_id: int | None) -> TextEncoder | 
     return load_encoder(tokenizer)
 
 
+def trace_files(paths: Iterable[str]) -> list[str]:
+    """The paths, each directory replaced by the trace files in it, by name. Raises TraceError or UsageError."""
+    return [name for path in paths for name in _expand(path)]
+
+
 def _expand(path: str) -> list[str]:
-    """The path, or the traces in it where it is a directory."""
+    if not path:
+        raise UsageError("the name of a trace is empty; name a file, a directory of traces, or - for standard input")
     if path == "-" or not Path(path).is_dir():
         return [path]
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import os
@@ -188,5 +189,7 @@ class _Guard:
             raise TraceError(
                 self._path, f"the gzip stream is damaged ({error}); fetch the file again, or unpack what is whole"
             ) from error
+        if isinstance(error, OSError) and error.errno == errno.EBADF:
+            raise TraceError(self._path, "is closed; pipe or redirect a trace into it, or name a file") from error
         if isinstance(error, OSError):
             raise TraceError(self._path, f"cannot be read: {error.strerror or error}; check the disk") from error

@@ -59,6 +59,8 @@ def load_encoder(path: str) -> Encoder:
 
     Raises UsageError naming the path, MissingExtraError without the packages.
     """
+    if not path:
+        raise UsageError("--tokenizer '' is empty; name a tokenizer.json or its directory")
     file = Path(path) / "tokenizer.json" if Path(path).is_dir() else Path(path)
     try:
         from tokenizers import Tokenizer

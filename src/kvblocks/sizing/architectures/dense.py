@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kvblocks.errors import UsageError
 from kvblocks.sizing.architectures.base import (
     Architecture,
     architecture,
@@ -30,9 +31,9 @@ WINDOW_UNLESS_SAID = {"mistral": 4096, "starcoder2": None, "exaone4": 4096, "olm
     "nanbeige", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "orion", "persimmon", "phi", "phi3", "phimoe",
     "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text",
     "qwen3_vl_moe_text", "qwen3_omni_moe_text", "qwen2_5_omni_text", "rnj1", "sarvam_moe", "seed_oss", "smollm3",
-    "solar", "stablelm", "starcoder2", "step1", "telechat2", "telechat3", "teleflm", "vaultgemma", "dots1", "arctic",
-    "baichuan", "aquila", "minicpm4", "granite_swa", "granitemoe_swa", "flex_olmo", "mellum", "hrm_text",
-    "pangu_embedded", "param2moe",
+    "solar", "stablelm", "starcoder2", "step1", "telechat", "telechat2", "telechat3", "teleflm", "vaultgemma", "dots1",
+    "arctic", "baichuan", "aquila", "minicpm4", "granite_swa", "granitemoe_swa", "flex_olmo", "mellum", "hrm_text",
+    "pangu_embedded", "param2moe", "plamo3",
 )  # fmt: skip
 def dense_decoder(config: ModelConfig) -> Architecture:
     """Keys and values of every token, or of a window where `layer_types` or `sliding_window` says so."""
@@ -40,9 +41,22 @@ def dense_decoder(config: ModelConfig) -> Architecture:
     if config.text_type.startswith(("qwen2", "qwen3")) and not config.get("use_sliding_window"):
         layers = [(attention(config),)] * num_layers(config)
     else:
+        _check_windowed_layers(config)
         layers = [(attention(config, window),) for window in windows(config, default)]
     depth = config.whole("num_nextn_predict_layers", default=0)
     return replace(decoder(config, layers), mtp=(attention(config),) * min(depth, 1), mtp_depth=depth)
+
+
+def _check_windowed_layers(config: ModelConfig) -> None:
+    """vLLM does not run Qwen2 with windows from layer `max_window_layers` on only."""
+    first, layers = config.get("max_window_layers"), num_layers(config)
+    if not config.text_type.startswith("qwen2") or not config.get("sliding_window") or config.get("layer_types"):
+        return
+    if first is not None and int(first) < layers:
+        raise UsageError(
+            f"{config.name}: use_sliding_window with max_window_layers={first} of {layers} layers: vLLM runs windows "
+            "in all layers or in none; set use_sliding_window to false"
+        )
 
 
 @architecture("minimax_m2")
@@ -160,7 +174,9 @@ def exaone_moe(config: ModelConfig) -> Architecture:
         for kind, size in zip(types, sizes, strict=False)
     ]
     depth = config.whole("num_nextn_predict_layers", default=0)
-    return replace(decoder(config, layers), mtp=layers[0] if depth else (), mtp_depth=depth)
+    # vLLM builds the prediction layer without the cache's format.
+    drafts = tuple(replace(cache, own_dtype=True) for cache in layers[0]) if depth else ()
+    return replace(decoder(config, layers), mtp=drafts, mtp_depth=depth)
 
 
 @architecture("minicpm3")

@@ -18,4 +18,4 @@ def minimax_m3(config: ModelConfig) -> Architecture:
     read_in_part = replace(whole, kernel_block_size=128)
     indexer = Indexer(head_size=int(sparse.get("sparse_index_dim") or 128), scaled_bytes=False, kernel_block_size=128)
     layers = [(indexer, read_in_part) if is_sparse else (whole,) for is_sparse in frequency[: num_layers(config)]]
-    return replace(decoder(config, layers), default_block_size=128)
+    return replace(decoder(config, layers), default_block_size=128, mtp=(indexer, read_in_part), mtp_depth=1)

@@ -148,7 +148,13 @@ def zamba2(config: ModelConfig) -> Architecture:
     shared = Attention(num_kv_heads=num_heads(config), head_size=size)
     types = config.get("layers_block_type") or []
     layers = [(shared, state) if name == "hybrid" else (state,) for name in types]
-    return replace(decoder(config, layers), hybrid=True, head_size=size, num_kv_heads=num_heads(config))
+    return replace(
+        decoder(config, layers),
+        hybrid=True,
+        attention_first=True,
+        head_size=size,
+        num_kv_heads=num_heads(config),
+    )
 
 
 @architecture("nemotron_h", "nemotron_h_puzzle")
