@@ -10,6 +10,6 @@ except ImportError as error:
 
 from kvblocks.serving.app import create_app
 from kvblocks.serving.limits import ServerLimits
-from kvblocks.serving.run import serve
+from kvblocks.serving.run import check_address, serve
 
-__all__ = ["ServerLimits", "create_app", "serve"]
+__all__ = ["ServerLimits", "check_address", "create_app", "serve"]
