@@ -104,7 +104,7 @@ def command(
         )  # fmt: skip
         print_table(
             console,
-            ("", "hit\nrate", "computed\ntokens", "evicted\nblocks", "pre-\nempted", "TTFT\np50", "TTFT\np90", "all\ns"),
+            ("", "hit\nrate", "computed\ntokens", "evicted\nblocks", "pre-\nempted", "TTFT\np50", "TTFT\np90", "s"),
             [
                 (
                     "with the cache" if run.caching else "without", f"{run.hit_rate:.1%}",

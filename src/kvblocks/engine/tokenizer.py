@@ -149,5 +149,5 @@ class TextStream:
         return self._tokenizer.decode(self._ids[self._context :])[len(known) :]
 
     def _give(self, end: int) -> str:
-        part, self._given = self.text[self._given : end], max(end, self._given)
-        return part
+        start, self._given = self._given, max(end, self._given)
+        return self.text[start : self._given]

@@ -31,8 +31,8 @@ def page(data: Data, plotly_js: str) -> str:
     sections = [
         Section(
             title="Prompt tokens from the cache",
-            reading="Each bar is a request, chat by chat. What the cache held needed no computing: the system prompt and the "
-            "document from other chats, and everything before the last question from the same one.",
+            reading="Each bar is a request, chat by chat. What the cache held needed no computing: the system prompt "
+            "and the document from other chats, and everything before the last question from the same one.",
             figures={"tokens": _tokens(names, ons)},
             otherwise="",
         ),
