@@ -82,15 +82,15 @@ class Reference:
             q, k = self.norm(q, p + "self_attn.q_norm"), self.norm(k, p + "self_attn.k_norm")
         q, k = self.rope(q, layer), self.rope(k, layer)
         out = np.empty((n, s.heads, s.head_size))
+        behind = np.arange(n)[:, None] - np.arange(n)
+        hidden = (behind < 0) | (behind >= (n if layer.window is None else layer.window))
         for h in range(s.heads):
             g = h // (s.heads // s.kv_heads)
-            for t in range(n):
-                first = 0 if layer.window is None else max(0, t - layer.window + 1)
-                scores = k[first : t + 1, g] @ q[t, h] * s.attention_scale
-                if s.attention_softcap:
-                    scores = np.tanh(scores / s.attention_softcap) * s.attention_softcap
-                weights = np.exp(scores - scores.max())
-                out[t, h] = weights @ v[first : t + 1, g] / weights.sum()
+            scores = q[:, h] @ k[:, g].T * s.attention_scale
+            if s.attention_softcap:
+                scores = np.tanh(scores / s.attention_softcap) * s.attention_softcap
+            weights = np.exp(np.where(hidden, -np.inf, scores - scores.max(axis=1, keepdims=True)))
+            out[:, h] = weights @ v[:, g] / weights.sum(axis=1, keepdims=True)
         return self.linear(out.reshape(n, -1), p + "self_attn.o_proj")
 
     def rope(self, x: Array, layer: LayerShape) -> Array:
