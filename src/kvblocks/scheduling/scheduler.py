@@ -77,13 +77,21 @@ class Scheduler:
         self._waiting: WaitingQueue = PriorityQueue() if self.config.policy == "priority" else FCFSQueue()
         self._requests: dict[str, SchedulableRequest] = {}
         self._reached: dict[str, int] = {}  # tokens that a preempted request had computed
+        self._lookahead = self.config.num_lookahead_tokens
         self._max_request_tokens = manager.max_request_tokens
+        if self._max_request_tokens < manager.max_model_len:
+            self._max_request_tokens -= self._lookahead  # the pool is the limit, and drafts need slots of it
         bound = min((g.context.max_in_flight_tokens for g in manager.groups if g.max_admission_blocks), default=None)
         if bound is not None and bound < min(self.config.max_num_batched_tokens, self._max_request_tokens):
             raise UsageError(
                 f"max_num_batched_tokens={self.config.max_num_batched_tokens} exceeds the manager's "
                 f"max_in_flight_tokens={bound}, by which windows and chunks are sized; give both the same"
             )
+
+    @property
+    def max_request_tokens(self) -> int:
+        """The longest request that can run."""
+        return self._max_request_tokens
 
     @property
     def num_waiting(self) -> int:
@@ -182,7 +190,9 @@ class Scheduler:
                 continue
             num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
             num_tokens = self._aligned(request, request.num_computed_tokens, num_tokens)
-            blocks = self.manager.allocate_slots(request, num_tokens) if num_tokens > 0 else None
+            blocks = None
+            if num_tokens > 0:
+                blocks = self.manager.allocate_slots(request, num_tokens, num_lookahead_tokens=self._lookahead)
             if blocks is not None:
                 step.scheduled.append(Scheduled(request, num_tokens, blocks))
                 budget -= num_tokens
@@ -195,6 +205,8 @@ class Scheduler:
 
     def _schedule_decodes(self, step: Step, at: int, budget: int) -> int:
         """Serve the run of decoding requests that starts at `at`, in one call; how many found room."""
+        if self._lookahead:
+            return 0
         batch: list[SchedulableRequest] = []
         longest = self._max_request_tokens
         running = self.running
@@ -245,12 +257,10 @@ class Scheduler:
                 self._refuse(step, request)
                 continue
             hit = self.manager.get_computed_blocks(request)
-            num_tokens = request.num_tokens - hit.num_tokens
-            if num_tokens > budget:
-                if not config.chunked_prefill:
-                    break
-                num_tokens = budget
+            if request.num_tokens - hit.num_tokens > budget and not config.chunked_prefill:
+                break
             request.shared_prefix_boundary = hit.shared_prefix_boundary
+            num_tokens = min(request.num_tokens - hit.num_tokens, budget)
             num_tokens = self._aligned(request, hit.num_tokens, num_tokens)
             if not num_tokens:
                 break
@@ -259,6 +269,7 @@ class Scheduler:
                 num_tokens,
                 hit.num_tokens,
                 hit.blocks,
+                num_lookahead_tokens=self._lookahead,
                 full_sequence_must_fit=config.full_sequence_must_fit,
                 has_scheduled_reqs=bool(self.running),
             )
