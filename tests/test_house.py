@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pool": {"prefix"},
     "kinds": {"prefix", "pool"},
     "manager": {"kinds", "pool", "prefix"},
-    "observe": {"manager"},
+    "observe": {"manager", "kinds", "prefix"},
     "scheduling": {"manager"},
     "sizing": {"kinds", "prefix", "pool"},
     "traces": set(),

@@ -223,7 +223,7 @@ def test_shared_prefixes_are_a_tree_of_stretches() -> None:
     hasher = TraceHasher(512)
     prefixes = SharedPrefixes(512)
     for ids in ([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 6], [7]):
-        prefixes.touch(hasher.prompt_hashes(request(ids, per_id=512)))
+        prefixes.touch(hasher.prompt(request(ids, per_id=512)).hashes)
     first, second = prefixes.to_list()
     assert (first["label"], first["requests"], first["hit_tokens"], first["parent"]) == (
         "tokens 0-1,024",

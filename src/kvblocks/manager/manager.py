@@ -561,11 +561,11 @@ class KVCacheManager:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content. False, and nothing has changed, while any block is in use."""
-        if not self.block_pool.reset():
+        if not self.block_pool.is_free:
             return False
         if self.observer is not None:
             self.observer.on_reset()
-        return True
+        return self.block_pool.reset()
 
     # -- Checking -------------------------------------------------------------------------------------------------
 

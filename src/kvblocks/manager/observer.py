@@ -55,7 +55,7 @@ class Observer:
         """The request holds no blocks any more."""
 
     def on_reset(self) -> None:
-        """All content was forgotten."""
+        """All content is about to be forgotten; no block is live."""
 
 
 class Observers(Observer):

@@ -103,6 +103,11 @@ class BlockPool:
         return len(self._blank) + len(self._cached)
 
     @property
+    def is_free(self) -> bool:
+        """Whether no block is live."""
+        return self.num_free == self.num_blocks - 1
+
+    @property
     def usage(self) -> PoolUsage:
         """Live, cached and blank blocks. Each physical block counts once, however many tables hold it."""
         blank, cached = len(self._blank), len(self._cached)
@@ -339,7 +344,7 @@ class BlockPool:
 
         The order of the free blocks stays what it is, as in vLLM.
         """
-        if self.num_free != self.num_blocks - 1:
+        if not self.is_free:
             return False
         self.hash_of = [None] * self.num_blocks
         self._extra_hashes.clear()

@@ -8,7 +8,9 @@ last whole id, generated tokens) nothing can be shared, and blocks get hashes th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,14 +19,25 @@ from kvblocks.prefix import BlockHasher, ExtraKeys, LoRAKey
 from kvblocks.traces import TraceRequest
 
 
+class Prompt(NamedTuple):
+    """What a recorded request stands for."""
+
+    hashes: list[bytes]
+    """Of its full blocks."""
+    token_ids: Sequence[int] | None
+    """As far as they are known; None when they are not kept."""
+    extra_keys: ExtraKeys | None
+
+
 class TraceHasher:
     """Block hashes for the requests of one replay; the same trace request always gives the same ones.
 
     `block_size` is the cache's, in tokens; it need not divide the trace's.
     """
 
-    def __init__(self, block_size: int, algorithm: str = "sha256") -> None:
+    def __init__(self, block_size: int, algorithm: str = "sha256", *, keep_tokens: bool = False) -> None:
         self.block_size = block_size
+        self.keep_tokens = keep_tokens
         self._hasher = BlockHasher(block_size, algorithm)
         self._first_token: dict[str, dict[int, int]] = {}  # per namespace: content id -> the first of its token ids
         self._next_token = 0
@@ -32,19 +45,18 @@ class TraceHasher:
         self._digest_bytes = self._hasher.algorithm.digest_bytes
         self._within: dict[int, np.ndarray[tuple[int], np.dtype[np.uint32]]] = {}
 
-    def prompt_hashes(self, request: TraceRequest) -> list[bytes]:
-        """The hashes of the prompt's full blocks. Raises TraceError when the trace has too many distinct ids."""
-        full = request.num_prompt_tokens // self.block_size
+    def prompt(self, request: TraceRequest) -> Prompt:
+        """The prompt of a request. Raises TraceError when the trace has too many distinct ids."""
+        keys = _extra_keys(request)
+        tokens: Sequence[int] = ()
         if request.token_ids is not None:
-            return self._hasher.chain(request.token_ids, _extra_keys(request))
-        hashes: list[bytes] = []
-        if request.block_ids:
-            tokens = self._expand(request)
-            known = min(len(tokens), request.num_prompt_tokens)
-            self._hasher.extend(hashes, tokens[:known], _extra_keys(request))  # type: ignore[arg-type]
-        while len(hashes) < full:
+            tokens = request.token_ids
+        elif request.block_ids:
+            tokens = self._expand(request)[: request.num_prompt_tokens]  # type: ignore[assignment]
+        hashes = self._hasher.chain(tokens, keys)
+        while len(hashes) < request.num_prompt_tokens // self.block_size:
             hashes.append(self.unique_hash())
-        return hashes
+        return Prompt(hashes, tokens if self.keep_tokens else None, keys)
 
     def unique_hash(self) -> bytes:
         """A hash that no other block has: the number of the call, written as a digest."""

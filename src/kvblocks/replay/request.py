@@ -1,4 +1,4 @@
-"""A request of a replay: counts and hashes, no tokens."""
+"""A request of a replay: counts and hashes, and tokens only where somebody reads them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ class ReplayRequest:
 
     __slots__ = (
         "_hasher",
+        "all_token_ids",
         "arrival_time_s",
         "block_hashes",
+        "extra_keys",
         "first_token_s",
         "num_computed_tokens",
         "num_in_flight_tokens",
@@ -30,6 +32,7 @@ class ReplayRequest:
 
     def __init__(self, number: int, recorded: TraceRequest, hasher: TraceHasher, arrival_time_s: float) -> None:
         """`number` makes the id unique; recorded ids may repeat."""
+        prompt = hasher.prompt(recorded)
         self.request_id = f"{number}:{recorded.request_id}"
         self.num_prompt_tokens = recorded.num_prompt_tokens
         self.num_output_tokens = recorded.num_output_tokens
@@ -43,7 +46,10 @@ class ReplayRequest:
         self.first_token_s: float | None = None
         self.skip_reading_prefix_cache = False
         self.shared_prefix_boundary = 0
-        self.block_hashes = hasher.prompt_hashes(recorded)
+        self.block_hashes = prompt.hashes
+        self.all_token_ids = prompt.token_ids
+        """The prompt's tokens as far as the trace tells them; None when the replay keeps none."""
+        self.extra_keys = prompt.extra_keys
         self._hasher = hasher
 
     def append_output_token(self) -> None:

@@ -14,7 +14,7 @@ from kvblocks.replay.request import ReplayRequest
 from kvblocks.replay.result import RunResult
 from kvblocks.replay.reuse import ReuseDistances
 from kvblocks.replay.serial import SerialRun
-from kvblocks.replay.settings import ReplaySettings
+from kvblocks.replay.settings import Observe, ReplaySettings
 from kvblocks.replay.timed import TimedRun
 from kvblocks.traces import TraceRequest
 
@@ -79,12 +79,14 @@ def replay(
     settings: ReplaySettings,
     *,
     analyse: bool = False,
+    observe: Observe | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Replay:
     """Replay a trace at each of `sizes` (blocks of the pool, the null block included).
 
     `open_trace` gives the requests from the start, each time it is called: once for a serial replay, once per size for
-    a timed one. `analyse` also measures reuse distances and shared prefixes, for the report. `on_progress(run, done)`
+    a timed one. `analyse` also measures reuse distances and shared prefixes, for the report. `observe`
+    makes the observer of each run. `on_progress(run, done)`
     is called now and then with the number of the run and the requests done in it. A KeyboardInterrupt ends the replay
     with what is known so far.
 
@@ -108,9 +110,9 @@ def replay(
             found.reuse = ReuseDistances()  # in blocks, which is what a cache holds where there is one group
     try:
         if settings.serial:
-            _replay_serial(found, open_trace, ordered, on_progress)
+            _replay_serial(found, open_trace, ordered, observe, on_progress)
         else:
-            _replay_timed(found, open_trace, ordered, on_progress)
+            _replay_timed(found, open_trace, ordered, observe, on_progress)
     except KeyboardInterrupt:
         found.interrupted = True
     found.interrupted = found.interrupted or any(run.interrupted for run in found.runs)
@@ -123,11 +125,11 @@ def replay(
 
 
 def _requests(
-    found: Replay, open_trace: Callable[[], Iterable[TraceRequest]], *, first: bool
+    found: Replay, open_trace: Callable[[], Iterable[TraceRequest]], *, first: bool, keep_tokens: bool
 ) -> Iterator[ReplayRequest]:
     """The requests of the trace, hashed; the first pass also counts and analyses."""
     settings = found.settings
-    hasher = TraceHasher(settings.hash_block_size, settings.hash_algorithm)
+    hasher = TraceHasher(settings.hash_block_size, settings.hash_algorithm, keep_tokens=keep_tokens)
     arrival_s = 0.0
     for number, recorded in enumerate(islice(open_trace(), settings.limit)):
         if recorded.timestamp_s is not None:  # a request without a time comes with the one before it
@@ -146,13 +148,14 @@ def _replay_serial(
     found: Replay,
     open_trace: Callable[[], Iterable[TraceRequest]],
     sizes: Sequence[int],
+    observe: Observe | None,
     on_progress: Callable[[int, int], None] | None,
 ) -> None:
     """All sizes side by side: a request is hashed once and fed to each."""
-    runs = [SerialRun(size, found.settings) for size in sizes]
+    runs = [SerialRun(size, found.settings, observe) for size in sizes]
     found.runs = [run.result for run in runs]
     try:
-        for request in _requests(found, open_trace, first=True):
+        for request in _requests(found, open_trace, first=True, keep_tokens=observe is not None):
             for run in runs:
                 run.feed(request)
             if on_progress is not None and not found.num_read % 32:
@@ -166,16 +169,17 @@ def _replay_timed(
     found: Replay,
     open_trace: Callable[[], Iterable[TraceRequest]],
     sizes: Sequence[int],
+    observe: Observe | None,
     on_progress: Callable[[int, int], None] | None,
 ) -> None:
     for number, size in enumerate(sizes):
-        run = TimedRun(size, found.settings)
+        run = TimedRun(size, found.settings, observe)
         found.runs.append(run.result)
 
         def tell(done: int, number: int = number) -> None:
             if on_progress is not None:
                 on_progress(number, done)
 
-        run.run(_requests(found, open_trace, first=number == 0), tell)
+        run.run(_requests(found, open_trace, first=number == 0, keep_tokens=observe is not None), tell)
         if run.result.interrupted:
             return

@@ -10,14 +10,16 @@ from __future__ import annotations
 from kvblocks.manager import PrefixHit
 from kvblocks.replay.request import ReplayRequest
 from kvblocks.replay.result import RunResult, Series
-from kvblocks.replay.settings import ReplaySettings
+from kvblocks.replay.settings import Observe, ReplaySettings
 
 
 class SerialRun:
     """A serial replay at one cache size, fed request by request."""
 
-    def __init__(self, num_blocks: int, settings: ReplaySettings) -> None:
-        self.manager = settings.make_manager(num_blocks)
+    def __init__(self, num_blocks: int, settings: ReplaySettings, observe: Observe | None = None) -> None:
+        self.now_s = 0.0
+        observer = None if observe is None else observe(num_blocks, lambda: self.now_s)
+        self.manager = settings.make_manager(num_blocks, observer)
         self._outputs = settings.outputs
         self._step_tokens = None if settings.layout is None else settings.scheduler.max_num_batched_tokens
         self._max_tokens = self.manager.max_request_tokens
@@ -29,6 +31,7 @@ class SerialRun:
         """Run one request through the cache. It may be shared by several runs: it is left as it came."""
         manager, result = self.manager, self.result
         self._number += 1
+        self.now_s = request.arrival_time_s
         hit = manager.get_computed_blocks(request)
         prompt = request.num_prompt_tokens
         if prompt > self._max_tokens or not self._prefill(request, hit):
@@ -43,11 +46,12 @@ class SerialRun:
                 result.reject("the outputs do not fit", details)
             else:
                 result.output_tokens += outputs
-        request.num_computed_tokens = 0
+        request.num_computed_tokens = prompt
         usage = manager.pool_usage
         result.peak_live_blocks = max(result.peak_live_blocks, usage.live)
         result.series.sample(self._number, usage, result.prompt_tokens, result.hit_tokens)
         manager.free(request)
+        request.num_computed_tokens = 0
 
     def _prefill(self, request: ReplayRequest, hit: PrefixHit) -> bool:
         """Give the prompt its slots; False, holding nothing, when they do not fit.

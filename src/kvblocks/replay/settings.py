@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvblocks.errors import UsageError
 from kvblocks.kinds import FullAttentionSpec, KVCacheSpec
-from kvblocks.manager import KVCacheManager
+from kvblocks.manager import KVCacheManager, Observer
 from kvblocks.scheduling import SchedulerConfig
 from kvblocks.sizing import Plan
 
@@ -38,6 +39,9 @@ class StepCost:
         """Seconds for a step with so many prompt tokens."""
         return self.decode_step_s + num_prefill_tokens / self.prefill_tokens_per_s
 
+
+Observe = Callable[[int, Callable[[], float]], Observer]
+"""Makes the observer of a run from its number of blocks and its clock, in seconds of the trace."""
 
 UNLIMITED = 2**40
 """A model length that no request exceeds."""
@@ -114,14 +118,16 @@ class ReplaySettings:
         """Tokens that one block of the pool stands for."""
         return self.block_size if self.layout is None else self.layout.tokens_per_block
 
-    def make_manager(self, num_blocks: int) -> KVCacheManager:
-        """A manager of a cache of that size."""
+    def make_manager(self, num_blocks: int, observer: Observer | None = None) -> KVCacheManager:
+        """A manager of a cache of that size, and who is told what it does."""
         layout = self.layout
         watermark = 0.0 if self.serial else self.watermark
         max_model_len = self.max_model_len or UNLIMITED
         if layout is None:
             groups = [FullAttentionSpec(block_size=self.block_size)]
-            return KVCacheManager(num_blocks, groups, max_model_len=max_model_len, watermark=watermark)
+            return KVCacheManager(
+                num_blocks, groups, max_model_len=max_model_len, watermark=watermark, observer=observer
+            )
         return KVCacheManager(
             num_blocks,
             layout.groups,
@@ -131,6 +137,7 @@ class ReplaySettings:
             use_eagle=layout.use_eagle,
             eagle_groups=layout.eagle_groups,
             watermark=watermark,
+            observer=observer,
         )
 
     @property

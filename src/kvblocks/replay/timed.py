@@ -11,20 +11,21 @@ from collections.abc import Callable, Iterator
 from kvblocks.errors import IntegrityError
 from kvblocks.replay.request import ReplayRequest
 from kvblocks.replay.result import RunResult, Series
-from kvblocks.replay.settings import ReplaySettings
+from kvblocks.replay.settings import Observe, ReplaySettings
 from kvblocks.scheduling import Scheduler, Step
 
 
 class TimedRun:
     """A timed replay at one cache size."""
 
-    def __init__(self, num_blocks: int, settings: ReplaySettings) -> None:
-        self.manager = settings.make_manager(num_blocks)
+    def __init__(self, num_blocks: int, settings: ReplaySettings, observe: Observe | None = None) -> None:
+        self.now_s = 0.0
+        observer = None if observe is None else observe(num_blocks, lambda: self.now_s)
+        self.manager = settings.make_manager(num_blocks, observer)
         self.scheduler = Scheduler(self.manager, settings.scheduler)
         self._settings = settings
         pool = self.manager.block_pool
         self.result = RunResult(num_blocks, settings.block_size, "timed", pool.policy_name, Series("s"))
-        self.now_s = 0.0
 
     def run(self, requests: Iterator[ReplayRequest], on_finish: Callable[[int], None] | None = None) -> RunResult:
         """Replay all requests; on KeyboardInterrupt the result so far, marked as interrupted.
