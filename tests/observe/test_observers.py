@@ -159,7 +159,17 @@ def test_several_observers_are_told_alike_and_none_costs_nothing() -> None:
     manager.free(b)
     manager.reset_prefix_cache()
     assert one.told == other.told
-    assert {"on_lookup", "on_allocate", "on_cache", "on_refuse", "on_evict", "on_free", "on_reset"} == set(one.told)
+    assert {
+        "on_attach",
+        "on_admit",
+        "on_lookup",
+        "on_allocate",
+        "on_cache",
+        "on_refuse",
+        "on_evict",
+        "on_free",
+        "on_reset",
+    } == set(one.told)
 
 
 def test_what_is_told_of_a_prompt_is_read_once() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kvblocks.prefix import PrefixIndex
@@ -29,10 +29,10 @@ class GhostIndex:
     An operation costs O(1).
     """
 
-    __slots__ = ("_max", "_old", "_young", "horizon")
+    __slots__ = ("_half", "_old", "_young", "horizon")
 
     def __init__(self, max_hashes: int) -> None:
-        self._max = max_hashes
+        self._half = max(max_hashes // 2, 1)
         self._young: dict[bytes, int] = {}
         self._old: dict[bytes, int] = {}
         self.horizon = 0
@@ -49,19 +49,19 @@ class GhostIndex:
     def add(self, block_hash: bytes, number: int, latest: int) -> None:
         """Enter a hash; `latest` is the number of the latest eviction, for when older ones are forgotten."""
         self._young[block_hash] = number
-        self._bound(latest)
+        if len(self._young) >= self._half:
+            self._roll(latest)
 
     def reset(self, hashes: Iterable[bytes], latest: int) -> None:
         """All these were cached when the cache was reset."""
         for block_hash in hashes:
             self.add(block_hash, RESET, latest)
 
-    def _bound(self, latest: int) -> None:
-        if len(self._young) * 2 >= self._max:
-            if self._old:
-                numbers = self._old.values()
-                self.horizon = max(self.horizon, *(latest if number >= ON_REQUEST else number for number in numbers))
-            self._old, self._young = self._young, {}
+    def _roll(self, latest: int) -> None:
+        if self._old:
+            numbers = self._old.values()
+            self.horizon = max(self.horizon, *(latest if number >= ON_REQUEST else number for number in numbers))
+        self._old, self._young = self._young, {}
 
     def discard(self, hashes: Iterable[bytes]) -> None:
         """They are cached again."""
@@ -93,6 +93,45 @@ class ShadowIndex(PrefixIndex):
         if number is None or (number == RESET and not self._resets):
             return None
         return -number
+
+
+class Duplicates:
+    """What keeps "more blocks" from being a count of evictions alone: contents that are kept twice.
+
+    The end of a prompt is computed again although it is cached, so a larger cache holds it twice, and a later hit takes
+    the older copy, which a smaller cache would have lost: the larger one then uses up a block that the smaller one
+    does not. Such hits are counted (each content once), from the last touch of whatever is evicted.
+    """
+
+    def __init__(self, max_hashes: int) -> None:
+        """`max_hashes`: at least as many as the cache can hold."""
+        self.count = 0
+        """Hits so far that may have taken an older copy."""
+        self._max = max_hashes
+        self._twice: set[bytes] = set()
+        self._young: dict[bytes, int] = {}  # the count when a hash was last touched
+        self._old: dict[bytes, int] = {}
+
+    def touch(self, hashes: Sequence[bytes], hit: int, kept: int, known: int) -> None:
+        """A request brings `hashes`: so many are hit, would be hit had nothing been evicted, and were known before."""
+        twice = self._twice
+        if twice:
+            first = twice.intersection(hashes[:hit])
+            self.count += len(first)
+            twice.difference_update(hashes[:kept])
+        if known > kept:
+            twice.update(hashes[kept:known])
+            if len(twice) > self._max:
+                self.count += len(twice)
+                twice.clear()
+        self._young.update(dict.fromkeys(hashes, self.count))
+        if len(self._young) >= self._max:
+            self._old, self._young = self._young, {}
+
+    def since_touch(self, block_hash: bytes) -> int:
+        """Such hits since the hash was last touched."""
+        touched = self._young.get(block_hash)
+        return self.count - (self._old.get(block_hash, 0) if touched is None else touched)
 
 
 class Displacements:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from kvblocks.manager import Request
 
@@ -29,8 +29,20 @@ _MASK = _FILTER_BYTES * 8 - 1
 class Origin:
     """The tokens that one request was the first to bring: units from number `start` on, and the rest after them."""
 
-    __slots__ = ("branches", "evictions", "forgot", "hashes", "key", "keys", "parent", "request", "request_id", "start")
-    __slots__ += ("tokens",)
+    __slots__ = (
+        "branches",
+        "evictions",
+        "forgot_branches",
+        "forgot_tokens",
+        "hashes",
+        "key",
+        "keys",
+        "parent",
+        "request",
+        "request_id",
+        "start",
+        "tokens",
+    )
 
     def __init__(self, request: Request | None, start: int, hashes: list[bytes], tokens: bytes) -> None:
         self.request = request
@@ -48,8 +60,13 @@ class Origin:
         self.parent: Origin | None = None
         self.branches: dict[int, list[Origin]] = {}
         """By unit, the origins that begin there."""
-        self.forgot: set[int] = set()
+        self.forgot_tokens = False
+        self.forgot_branches: set[int] = set()
         """Units at which the tokens of a branch have been forgotten."""
+
+    def hides(self, unit: int) -> bool:
+        """Whether tokens that followed here, in this unit, have been forgotten."""
+        return self.forgot_tokens or unit in self.forgot_branches
 
     @property
     def num_computed_tokens(self) -> int:
@@ -79,13 +96,13 @@ class PrefixMemory:
         self._max_units, self._max_token_bytes = max_units, max_token_bytes
         self._young: dict[bytes, Origin] = {}
         self._old: dict[bytes, Origin] = {}
-        self._forgot = False
+        self._forgotten: dict[bytes, Origin] = {}  # not in the filter yet
         self._filter = bytearray(_FILTER_BYTES)
         self._with_tokens: deque[Origin] = deque()
         self._token_bytes = 0
 
     def __len__(self) -> int:
-        """Units that are remembered; never more than `max_units`."""
+        """Units that are remembered; never more than `max_units`, and as many again that are being forgotten."""
         return len(self._young) + len(self._old)
 
     @property
@@ -113,8 +130,8 @@ class PrefixMemory:
 
     def may_have_forgotten(self, block_hash: bytes) -> bool:
         """Whether this hash could have been brought and forgotten. False is certain."""
-        if not self._forgot:
-            return False
+        if block_hash in self._forgotten:
+            return True
         value = int.from_bytes(block_hash[-8:], "big")
         a, b = value & _MASK, value >> 32 & _MASK
         bits = self._filter
@@ -186,17 +203,23 @@ class PrefixMemory:
             origin.tokens = kept
         return lost
 
-    def _know(self, hashes: Iterable[bytes], origin: Origin) -> None:
-        bits = self._filter
-        for block_hash in hashes:
+    def _know(self, hashes: Sequence[bytes], origin: Origin) -> None:
+        self._young.update(dict.fromkeys(hashes, origin))
+        if self._forgotten:
+            self._filter_some(2 * len(hashes))
+        if len(self._young) * 2 >= self._max_units:
+            self._filter_some(len(self._forgotten))
+            self._forgotten, self._old, self._young = self._old, self._young, {}
+
+    def _filter_some(self, count: int) -> None:
+        """Enter so many forgotten hashes in the filter: a few at a time, so that no request waits for all."""
+        bits, forgotten = self._filter, self._forgotten
+        for _ in range(min(count, len(forgotten))):
+            block_hash, _ = forgotten.popitem()
             value = int.from_bytes(block_hash[-8:], "big")
             a, b = value & _MASK, value >> 32 & _MASK
             bits[a >> 3] |= 1 << (a & 7)
             bits[b >> 3] |= 1 << (b & 7)
-        self._young.update(dict.fromkeys(hashes, origin))
-        if len(self._young) * 2 >= self._max_units:
-            self._forgot = self._forgot or bool(self._old)
-            self._old, self._young = self._young, {}
 
     def _weigh(self, num_bytes: int) -> None:
         self._token_bytes += num_bytes
@@ -205,8 +228,8 @@ class PrefixMemory:
             self._token_bytes -= len(oldest.tokens) + _ORIGIN_BYTES
             self._detach(oldest)
             if oldest.parent is not None and oldest.tokens:
-                oldest.parent.forgot.add(oldest.start)
-            oldest.tokens = b""
+                oldest.parent.forgot_branches.add(oldest.start)
+            oldest.tokens, oldest.forgot_tokens = b"", True
 
     def _detach(self, origin: Origin) -> None:
         """Take an origin out of the branches of its parent."""

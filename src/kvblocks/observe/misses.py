@@ -8,7 +8,6 @@ is compared token by token with what was ever computed. `docs/miss-reasons.md` h
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from dataclasses import replace
@@ -16,7 +15,7 @@ from typing import Any, Protocol
 
 from kvblocks.kinds import CachedRun, CacheGroup, ChunkedLocalSpec, MambaSpec, PrefixLookup
 from kvblocks.manager import Admission, KVCacheManager, Observer, Request
-from kvblocks.observe.ghosts import ON_REQUEST, Displacement, Displacements, GhostIndex, ShadowIndex
+from kvblocks.observe.ghosts import ON_REQUEST, Displacement, Displacements, Duplicates, GhostIndex, ShadowIndex
 from kvblocks.observe.memory import BYTES_PER_TOKEN, Origin, PrefixMemory, common_tokens
 from kvblocks.observe.reasons import (
     Detail,
@@ -85,13 +84,18 @@ class MissReasons(Observer):
         self._lost: dict[str, int] = {}  # computed tokens of requests that gave their blocks back
         self._requested: frozenset[int] = frozenset()  # blocks that are being evicted on request
         self._displacements = Displacements(max_units)
+        self._used_up: dict[int, int] = {}  # per eviction, the count of `Duplicates` when its content was last touched
 
     def on_attach(self, manager: KVCacheManager) -> None:
         groups = manager.groups
         self._caches = manager.enable_caching and any(group.spec.prefix_cacheable for group in groups)
         self._unit = manager.hash_block_size
-        self._is_lru = manager.block_pool.policy_name == "lru"
-        self._block_tokens = max((group.block_size for group in groups if group.spec.prefix_cacheable), default=1)
+        sizes = [(group.block_size, group.group_id) for group in groups if group.spec.prefix_cacheable]
+        self._block_tokens, self._coarsest = max(sizes, default=(1, 0))
+        self._alignment = groups[0].context.alignment if groups else 1
+        self._duplicates: Duplicates | None = None  # where more blocks would have kept what was evicted, for sure
+        if manager.block_pool.policy_name == "lru" and len(groups) == 1 and groups[0].downward_closed:
+            self._duplicates = Duplicates(2 * manager.block_pool.num_blocks * groups[0].hashes_per_block)
         self.memory = PrefixMemory(self._unit, self._max_units, self._max_token_bytes)
         self._ghosts = [GhostIndex(max(self._max_units // max(len(groups), 1), 2)) for _ in groups]
         self._indexes = [group.index for group in groups]
@@ -122,6 +126,9 @@ class MissReasons(Observer):
             owners = self.memory.run(hashes)
             if ladder.at < size:
                 self._climb(ladder, request, owners, data)
+            if self._duplicates is not None:
+                kept = next((miss.end for miss in ladder.misses if miss.reason == "evicted"), hit)
+                self._duplicates.touch(hashes, hit // self._unit, kept // self._unit, len(owners))
             origin = self._enter(request, owners, list(hashes), data)
         self._live[name] = (request, origin)
         found = RequestMisses(name, size, hit, external, bool(request.num_preemptions), tuple(ladder.misses))
@@ -140,14 +147,17 @@ class MissReasons(Observer):
         self._requested = frozenset()
 
     def on_evict(self, group_id: int, block_hash: bytes, block: int, last_copy: bool) -> None:
-        if not last_copy:
-            return
-        if block in self._requested:
-            number = ON_REQUEST
-        else:
+        number = ON_REQUEST
+        if block not in self._requested:
             self._displacements.count += 1
             number = self._displacements.count
-        self._ghosts[group_id].add(block_hash, number, self._displacements.count)
+        if last_copy:
+            ghosts = self._ghosts[group_id]
+            ghosts.add(block_hash, number, self._displacements.count)
+            if self._duplicates is not None and self._duplicates.count:
+                self._used_up[number] = self._duplicates.count - self._duplicates.since_touch(block_hash)
+                if len(self._used_up) > 2 * self._max_units:
+                    self._used_up = {n: count for n, count in self._used_up.items() if n > ghosts.horizon}
 
     def on_evict_blocks(self, blocks: Collection[int]) -> None:
         self._requested = frozenset(blocks)
@@ -247,6 +257,9 @@ class MissReasons(Observer):
         size = ladder.size
         kept = self._if_kept.longest_hit(hashes, size - 1)
         if kept.num_tokens > ladder.at:
+            if self._has_draft_head:  # the unit that it gives up was needed too
+                kept_too = self._if_undrafted.longest_hit(hashes, kept.num_tokens + self._block_tokens)
+                ladder.reach("evicted", kept.num_tokens, self._evicted(kept_too.blocks))
             ladder.reach("evicted", kept.num_tokens, self._evicted(kept.blocks))
         if ladder.at >= computed:
             return
@@ -265,6 +278,8 @@ class MissReasons(Observer):
                 ladder.reach("partial_block", computed)
         else:
             self._veto(ladder, hashes, owners, computed)
+            if computed - ladder.at < self._alignment:  # a part that no group makes findable, since no hit ends there
+                ladder.reach("group_veto", computed, GroupVeto(self._coarsest, "alignment"))
         ladder.reach("unknown", computed)
 
     def _veto(self, ladder: _Ladder, hashes: Sequence[bytes], owners: list[Origin], computed: int) -> None:
@@ -293,12 +308,13 @@ class MissReasons(Observer):
         first = next((-block for column in zip(*_equal(blocks), strict=True) for block in column if block < 0), 0)
         by = self._displacements.get(first) if first < ON_REQUEST else None
         more = None
-        if self._is_lru and max(numbers) < ON_REQUEST:
-            more = self._displacements.count - min(numbers) + 1
+        if self._duplicates is not None and numbers and max(numbers) < ON_REQUEST:
+            doubled = self._duplicates.count - min(self._used_up.get(number, 0) for number in numbers)
+            more = self._displacements.count - min(numbers) + 1 + doubled
         if by is None:
             return Evicted(None, None, None, more)
         seconds = None if self._clock is None or by.time_s is None else self._clock() - by.time_s
-        return Evicted(by.request_id, self.totals.requests - by.admissions, seconds, more)
+        return Evicted(by.request_id, self.totals.requests + 1 - by.admissions, seconds, more)
 
     def _compare(self, ladder: _Ladder, request: Request, owners: list[Origin], data: bytes) -> None:
         """Compare the tokens after the last known unit with those that others had there."""
@@ -311,7 +327,7 @@ class MissReasons(Observer):
             return
         near = memory.siblings(owner, unit, mine[: memory.unit_bytes])
         if not near:
-            if unit in owner.forgot:
+            if owner.hides(unit):
                 ladder.reach("unknown", min(known + self._unit, ladder.size))
             return
         nearest = near[0].origin
@@ -333,7 +349,7 @@ class MissReasons(Observer):
             ladder.reach("last_token", end)
         else:
             ladder.reach("partial_block", end)
-        if unit in owner.forgot:
+        if owner.hides(unit):
             ladder.reach("unknown", min(known + self._unit, ladder.size))
 
     def _under_its_key(self, request: Request, other: Origin, unit: int, mine: bytes) -> tuple[int, int, Origin]:
@@ -415,9 +431,11 @@ def _key_difference(ours: ExtraKeys | None, other: Origin) -> KeyDiffers:
     if ours.cache_salt != theirs.cache_salt:
         return KeyDiffers("cache_salt", name, None, None)
     if ours.lora != theirs.lora:
-        return KeyDiffers("lora", name, ours.lora and ours.lora.name, theirs.lora and theirs.lora.name)
+        adapters = [None if keys.lora is None else keys.lora.name for keys in (ours, theirs)]
+        return KeyDiffers("lora", name, *adapters)
     if ours.multimodal != theirs.multimodal:
         mine = next((item for item in ours.multimodal if item not in theirs.multimodal), None)
         its = next((item for item in theirs.multimodal if item not in ours.multimodal), None)
-        return KeyDiffers("image", name, mine and mine.identifier, its and its.identifier)
+        images = [None if item is None else item.identifier for item in (mine, its)]
+        return KeyDiffers("image", name, *images)
     return KeyDiffers("prompt_embeds" if ours.prompt_embeds != theirs.prompt_embeds else "other", name, None, None)

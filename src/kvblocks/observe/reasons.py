@@ -59,12 +59,13 @@ class Evicted(NamedTuple):
     """The request whose allocation took the first missing block; None when it was evicted on request
     (`evict_blocks`), or when that has been forgotten."""
     admissions_ago: int | None
-    """Requests admitted since; None like `displaced_by`."""
+    """This is the so many-th admission since; None like `displaced_by`."""
     seconds_ago: float | None
     """By the observer's clock; None without a clock, and like `displaced_by`."""
     more_blocks: int | None
     """With so many more blocks under LRU, and the same traffic, all of it would still be cached. It is the least such
-    number unless something evicted meanwhile came back. None for other policies, and when it was evicted on request."""
+    number unless something evicted meanwhile came back, or was cached twice. None for other policies, for caches of
+    several groups, and when it was evicted on request."""
 
 
 class KeyDiffers(NamedTuple):
