@@ -24,6 +24,9 @@ class Admission(NamedTuple):
 class Observer:
     """Base of all observers: every hook does nothing. Override the ones of interest."""
 
+    def on_step(self) -> None:
+        """A new step is being scheduled. No call is under way: all that the manager holds agrees with itself."""
+
     def on_lookup(self, request: Request, hit: PrefixHit) -> None:
         """`get_computed_blocks` answered. A waiting request is looked up every step: count admissions instead."""
 
@@ -51,6 +54,10 @@ class Observers(Observer):
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self.observers = tuple(observers)
+
+    def on_step(self) -> None:
+        for observer in self.observers:
+            observer.on_step()
 
     def on_lookup(self, request: Request, hit: PrefixHit) -> None:
         for observer in self.observers:

@@ -1,14 +1,33 @@
-"""Observers of the manager: statistics and KV events as plain data."""
+"""Observers of the manager: statistics, KV events, counters and the state of the pool as plain data."""
 
+from kvblocks.observe.counters import AGE_BOUNDS_S, CountersObserver, CounterValues, ReasonTokens
 from kvblocks.observe.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, KVEventRecorder
+from kvblocks.observe.history import History, Sample
+from kvblocks.observe.prefixes import PrefixNode, PrefixTreeObserver, Stretch, stretches
+from kvblocks.observe.snapshot import GroupCopy, RequestCopy, Snapshot, Victim, take_snapshot
 from kvblocks.observe.stats import CacheStats, StatsObserver
 
 __all__ = [
+    "AGE_BOUNDS_S",
     "AllBlocksCleared",
     "BlockRemoved",
     "BlockStored",
     "CacheStats",
+    "CounterValues",
+    "CountersObserver",
+    "GroupCopy",
+    "History",
     "KVEvent",
     "KVEventRecorder",
+    "PrefixNode",
+    "PrefixTreeObserver",
+    "ReasonTokens",
+    "RequestCopy",
+    "Sample",
+    "Snapshot",
     "StatsObserver",
+    "Stretch",
+    "Victim",
+    "stretches",
+    "take_snapshot",
 ]

@@ -1,0 +1,43 @@
+"""A history of bounded length over a life of any length: when it is full, every second sample goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+MAX_SAMPLES = 480
+FIRST_INTERVAL_S = 0.5
+
+
+class Sample(NamedTuple):
+    """Tokens since the start, at one moment."""
+
+    time_s: float
+    queries: int
+    hits: int
+    external_tokens: int
+    tokens_by_reason: Mapping[str, int]
+
+
+class History:
+    """Samples at least `interval_s` apart; the interval doubles each time that the history is full."""
+
+    def __init__(self) -> None:
+        self.interval_s = FIRST_INTERVAL_S
+        self._samples: list[Sample] = []
+        self._next_s = float("-inf")
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether the last sample is long enough ago."""
+        return now_s >= self._next_s
+
+    def add(self, sample: Sample) -> None:
+        if len(self._samples) >= MAX_SAMPLES:
+            self._samples = self._samples[::2]
+            self.interval_s *= 2
+        self._samples.append(sample)
+        self._next_s = sample.time_s + self.interval_s
+
+    def samples(self) -> list[Sample]:
+        """The samples, oldest first."""
+        return self._samples.copy()
