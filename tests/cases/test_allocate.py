@@ -166,8 +166,8 @@ def test_bh050_what_is_said_to_fit_an_empty_cache_is_computed(
     longest = engine.manager.max_request_tokens
     request = engine.request(range(longest))
     assert scheduler.add(request) is None
-    for _ in range(-(-longest // 128)):
-        assert scheduler.schedule().scheduled
+    for _ in range(-(-longest // 128) + 1):  # one more where steps end at a block's end
+        assert scheduler.schedule().scheduled or request.num_computed_tokens == longest
         scheduler.check()
     assert request.num_computed_tokens == longest
     scheduler.finish(request.request_id)

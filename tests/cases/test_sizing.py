@@ -1,4 +1,4 @@
-"""Public reports about sizes, as far as the core answers them: pages of specs, and the longest request that fits."""
+"""Public reports about sizes: pages of specs, the longest request that fits, pipeline stages, groups and padding."""
 
 from __future__ import annotations
 
@@ -7,11 +7,57 @@ import re
 from pathlib import Path
 
 from kvblocks.kinds import FullAttentionSpec, MambaSpec, MLASpec
+from kvblocks.sizing import Plan, plan
 from tests.cases.scenario import Engine
 from tests.shared import shared
 
-BELONGS_TO_PLAN = ("BH076", "BH081")
-"""Reports about pipeline stages and grouping of layers, which `kvblocks plan` will answer."""
+LAYERS = {"num_attention_heads": 32, "hidden_size": 4096, "head_dim": 128, "torch_dtype": "bfloat16"}
+
+
+def test_bh076_each_pipeline_stage_is_held_against_its_own_memory() -> None:
+    """48 layers of 4 heads, 16 on the first stage and 32 on the second; 262,144 tokens."""
+    config = {"model_type": "llama", "num_hidden_layers": 48, "num_key_value_heads": 4, **LAYERS}
+    config["max_position_embeddings"] = 262_144
+
+    def planned(*gib: float) -> Plan:
+        memory = [int(size * 2**30) for size in gib]
+        env = {"VLLM_PP_LAYER_PARTITION": "16,32"}
+        return plan(config, {"pipeline_parallel_size": 2}, available_bytes=memory, env=env)
+
+    assert [size / 2**30 for size in planned(9, 17).needed_bytes_max_len] == [8, 16]
+    assert planned(9, 17).ok
+    short_first, short_second = planned(3.18, 17), planned(9, 3.18)
+    assert "needs 8.0 GiB of KV cache for one request, 3.18 GiB are usable of pipeline stage 0" in str(
+        short_first.error
+    )
+    assert "needs 16.0 GiB of KV cache for one request, 3.18 GiB are usable of pipeline stage 1" in str(
+        short_second.error
+    )
+    assert (short_first.estimated_max_model_len, short_second.estimated_max_model_len) == (104_176, 52_080)
+
+
+def test_bh081_groups_of_several_kinds_share_one_pool_and_say_their_padding() -> None:
+    """16 layers of full attention and 48 states: four groups of 16 layers, and pages made equal."""
+    config = {
+        **LAYERS,
+        "model_type": "qwen3_next",
+        "num_hidden_layers": 64,
+        "num_key_value_heads": 4,
+        "full_attention_interval": 4,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "max_position_embeddings": 32_768,
+    }
+    found = plan(config, available_bytes=20 * 2**30)
+    assert [(group.kind, group.n_layers) for group in found.groups] == [("mamba", 16)] * 3 + [("full_attention", 16)]
+    (page,) = {group.page_size_bytes for group in found.groups}
+    assert found.bytes_per_block == (16 * page,)
+    assert found.num_blocks == 20 * 2**30 // (16 * page)
+    state = 3 * (2 * 16 * 128 + 32 * 128) * 2 + 32 * 128 * 128 * 2
+    assert [group.padding_bytes for group in found.groups] == [page - state] * 3 + [0]
+    assert 0 < (page - state) / page < 0.05
 
 
 def test_bh077_a_pool_of_exactly_the_blocks_needed_is_one_short() -> None:
@@ -64,5 +110,4 @@ def test_every_report_of_the_collection_is_a_test_or_left_out_with_a_reason() ->
     reports = {entry["id"] for entry in json.loads(shared("cases/behaviour.json").read_text())}
     source = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     tested = {name.upper() for name in re.findall(r"def test_(bh\d+)_", source)}
-    assert tested | set(BELONGS_TO_PLAN) == reports
-    assert not tested & set(BELONGS_TO_PLAN)
+    assert tested == reports

@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 KVBLOCKS = f"{sys.executable} -m kvblocks"
 """For shell commands."""
 
 
 def kvblocks(
-    *arguments: str, stdin: str | None = None, env: dict[str, str] | None = None
+    *arguments: str, stdin: str | None = None, env: dict[str, str] | None = None, before: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
+    """`before` is a folder whose modules go before all others."""
+    path = os.pathsep.join(filter(None, ["" if before is None else str(before), os.environ.get("PYTHONPATH")]))
     return subprocess.run(
         [sys.executable, "-m", "kvblocks", *arguments],
         capture_output=True,
         text=True,
         input=stdin,
-        env={**os.environ, "COLUMNS": "80", **(env or {})},
+        env={**os.environ, "COLUMNS": "80", "PYTHONPATH": path, **(env or {})},
         check=False,
     )
 

@@ -52,6 +52,47 @@ def test_json_and_report_files_are_written_beside_the_table(trace: str, tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "page.html"]
 
 
+def test_a_model_on_a_gpu_stands_for_blocks_groups_and_limits(trace: str) -> None:
+    run = kvblocks("replay", trace, "--model", "gpt-oss-20b", "--gpu", "l4,h100", "--json", "-")
+    assert run.returncode == 0, run.stderr
+    data = json.loads(run.stdout)
+    plans = [
+        json.loads(kvblocks("plan", "gpt-oss-20b", "--gpu", gpu, "--no-what-if", "--json", "-").stdout)
+        for gpu in ("l4", "h100")
+    ]
+    assert [r["num_blocks"] for r in data["runs"]] == [plan["num_blocks"] for plan in plans]
+    assert data["settings"]["model"] == "openai/gpt-oss-20b"
+    assert data["settings"]["max_num_seqs"] == plans[0]["max_num_seqs"]
+    table = kvblocks("replay", trace, "--model", "gpt-oss-20b", "--gpu", "l4").stdout
+    assert "2 groups: sliding window (16 tokens a block), full attention (16 tokens a block)" in table
+    assert "GiB for the cache (estimated)" in table
+
+
+def test_a_model_s_cache_can_be_given_in_memory_or_blocks_and_its_flags_count(trace: str) -> None:
+    def blocks(*arguments: str) -> list[int]:
+        run = kvblocks("replay", trace, "--model", "qwen3-8b", *arguments, "--serial", "--json", "-")
+        assert run.returncode == 0, run.stderr
+        return [r["num_blocks"] for r in json.loads(run.stdout)["runs"]]
+
+    assert blocks("--kv-memory", "9GiB") == [4096]
+    assert blocks("--kv-memory", "9GiB", "--flags", "--kv-cache-dtype fp8") == [8192]
+    assert blocks("--num-blocks", "3000,5000") == [3000, 5000]
+
+
+def test_what_a_model_cannot_go_with_is_said(trace: str) -> None:
+    failed(kvblocks("replay", trace, "--gpu", "l4"), "--gpu needs --model")
+    failed(kvblocks("replay", trace, "--model", "qwen3-8b"), "--gpu G", "--kv-memory SIZE")
+    failed(
+        kvblocks("replay", trace, "--model", "qwen3-8b", "--gpu", "l4", "--block-size", "32"),
+        '--flags "--block-size N"',
+    )
+    failed(kvblocks("replay", trace, "--model", "deepseek-v3", "--gpu", "l4"), "--gpu l4", "weights take")
+    failed(kvblocks("replay", trace, "--model", "qwen3-8b", "--gpu", "l44"), "l4")
+    failed(
+        kvblocks("replay", trace, "--model", "qwen3-8b", "--gpu", "l4", "--flags", "--kv-dtype fp8"), "kv_cache_dtype"
+    )
+
+
 def test_memory_stands_for_blocks(trace: str) -> None:
     arguments = ("--kv-memory", "100MiB,0.2GiB", "--bytes-per-token", "131072", "--json", "-")
     data = json.loads(kvblocks("replay", trace, *arguments).stdout)
@@ -196,14 +237,14 @@ def test_help_teaches_and_the_version_is_printed() -> None:
 
 def test_without_the_extra_the_command_names_it(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("raise ImportError('No module named typer', name='typer')\n")
-    run = kvblocks("replay", "x", env={"PYTHONPATH": str(tmp_path)})
+    run = kvblocks("replay", "x", before=tmp_path)
     failed(run, "'typer', which is not installed: pip install 'kvblocks[cli]'")
 
 
 def test_a_report_without_plotly_names_the_extra_before_the_replay(trace: str, tmp_path: Path) -> None:
     (tmp_path / "plotly.py").write_text("raise ImportError('No module named plotly', name='plotly')\n")
     page = str(tmp_path / "page.html")
-    run = kvblocks("replay", trace, "--num-blocks", "99", "--report", page, env={"PYTHONPATH": str(tmp_path)})
+    run = kvblocks("replay", trace, "--num-blocks", "99", "--report", page, before=tmp_path)
     failed(run, "kvblocks[report]")
 
 

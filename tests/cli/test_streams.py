@@ -51,8 +51,7 @@ def test_an_interrupt_while_a_trace_is_being_opened_is_one_line(
 @pytest.mark.parametrize("package", ["typer", "msgspec", "numpy"])
 def test_an_interrupt_while_packages_are_imported_is_one_line(package: str, tmp_path: Path) -> None:
     (tmp_path / f"{package}.py").write_text("raise KeyboardInterrupt\n")
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    run = kvblocks("replay", "x", "--num-blocks", "9", env={"PYTHONPATH": path})
+    run = kvblocks("replay", "x", "--num-blocks", "9", before=tmp_path)
     assert (run.returncode, run.stderr) == INTERRUPTED
 
 

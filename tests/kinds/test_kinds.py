@@ -17,6 +17,7 @@ from kvblocks.kinds import (
     SlidingWindowMLASpec,
     SlidingWindowSpec,
 )
+from kvblocks.kinds.mamba import CheckpointGroup
 from kvblocks.manager import KVCacheManager, TokenRequest
 from kvblocks.prefix import BlockHasher
 
@@ -329,3 +330,22 @@ def test_pages_have_the_size_of_their_states() -> None:
     assert MLASpec(block_size=64).page_size_bytes == 64 * 576 * 2
     assert SlidingWindowMLASpec(block_size=64, sliding_window=128).page_size_bytes == 64 * 576 * 2
     assert MambaSpec(block_size=528, state_bytes=1000, page_size_padded=1024).page_size_bytes == 1024
+
+
+def test_checkpoints_are_forgotten_with_their_blocks_where_nobody_tells_of_steps() -> None:
+    cache = Cache(FULL, MambaSpec(block_size=4), num_blocks=20)
+    for start in range(0, 20_000, 100):
+        request = cache.request(list(range(start, start + 17)))
+        for chunk in (16, 1):
+            assert cache.manager.allocate_slots(request, chunk) is not None
+            request.num_computed_tokens += chunk
+        cache.manager.free(request)
+    state = cache.manager.groups[1]
+    assert isinstance(state, CheckpointGroup)
+    assert len(state._new_this_step) <= 4 * 20
+    again = cache.request(list(range(19_900, 19_917)))
+    hit = cache.manager.get_computed_blocks(again)
+    assert hit.num_tokens == 16
+    assert cache.manager.allocate_slots(again, 1, 16, hit.blocks) is None  # the last step may not be over
+    cache.manager.new_step_starts()
+    assert cache.manager.allocate_slots(again, 1, 16, hit.blocks) is not None

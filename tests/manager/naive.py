@@ -1,7 +1,7 @@
 """A manager written to be obviously right: one list for the free queue, one list for the index, rules by definition.
 
 It knows full attention, sliding windows and chunked local attention, several groups, draft heads where all block sizes
-are equal, and no sparse retention. Everything is O(n) or worse.
+are equal, and sparse retention without draft heads. Everything is O(n) or worse.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Naive:
     caching: bool = True
     watermark_blocks: int = 0
     in_flight: int = 0
+    retention: int | None = None
     free: list[int] = field(default_factory=list)  # in the order in which blocks are handed out
     count: dict[int, int] = field(default_factory=dict)
     index: list[tuple[int, bytes, int]] = field(default_factory=list)  # (group, hash, block), oldest first
@@ -178,9 +179,18 @@ class Naive:
             for position in range(first, reach // group.block_size):
                 block = self.tables[request.request_id][g][position]
                 block_hash = self.hash_at(request, group, position, unit)
-                if block and block_hash is not None:
+                if block and block_hash is not None and self.is_kept(request, group, position):
                     self.index.append((g, block_hash, block))
             self.cached[request.request_id][g] = max(first, reach // group.block_size)
+
+    def is_kept(self, request: TokenRequest, group: NaiveGroup, position: int) -> bool:
+        """Whether some point at which retention lets a hit end needs the block."""
+        if group.kind != "sliding" or self.retention is None:
+            return True
+        points = [request.num_prompt_tokens - 1, request.shared_prefix_boundary]
+        if self.retention:
+            points += range(self.retention, self.max_model_len + group.reach + self.retention, self.retention)
+        return any(position in group.positions_to_resume(n // self.step() * self.step()) for n in points)
 
     def leave_window(self, request_id: str, processed: int) -> None:
         for g, group in enumerate(self.groups):

@@ -23,6 +23,7 @@ class Setting:
     caching: bool = True
     watermark: float = 0.0
     in_flight: int = 120
+    retention: int | None = None
 
 
 SETTINGS = {
@@ -37,6 +38,12 @@ SETTINGS = {
     "full and two windows": Setting((("full", 2, 0), ("sliding", 2, 3), ("sliding", 2, 7)), 60),
     "unequal blocks": Setting((("full", 4, 0), ("sliding", 8, 16)), 30),
     "full and chunked": Setting((("full", 4, 0), ("chunked", 4, 12)), 30, in_flight=20),
+    "sliding, replays only": Setting((("sliding", 4, 9),), 13, in_flight=16, retention=0),
+    "full and sliding, replays only": Setting((("full", 4, 0), ("sliding", 4, 8)), 30, retention=0),
+    "full and sliding, every 16th": Setting((("full", 4, 0), ("sliding", 4, 8)), 30, retention=16),
+    "two windows, every 12th": Setting((("full", 2, 0), ("sliding", 2, 3), ("sliding", 2, 7)), 60, retention=12),
+    "unequal blocks, replays only": Setting((("full", 4, 0), ("sliding", 8, 16)), 30, retention=0),
+    "unequal blocks, every 32nd": Setting((("full", 4, 0), ("sliding", 8, 16)), 30, retention=32),
     "hybrid, caching off": Setting((("full", 4, 0), ("sliding", 4, 8)), 30, caching=False),
 }
 MAX_MODEL_LEN = 120
@@ -92,7 +99,7 @@ class Pair:
             use_eagle=setting.eagle,
             watermark=setting.watermark,
             max_in_flight_tokens=setting.in_flight,
-            retention_interval=None,
+            retention_interval=setting.retention,
             observer=self.events,
         )
         self.naive = Naive(
@@ -102,6 +109,7 @@ class Pair:
             setting.caching,
             int(setting.watermark * setting.num_blocks),
             setting.in_flight,
+            setting.retention,
         )
         self.unit = min(size for _, size, _ in setting.groups)
         self.hasher = BlockHasher(self.unit) if setting.caching else None
@@ -154,6 +162,7 @@ class Pair:
         )
         assert (hit.num_tokens, [list(blocks) for blocks in hit.blocks.blocks]) == expected
         self.hits += hit.num_tokens > 0
+        request.shared_prefix_boundary = hit.shared_prefix_boundary
         rest = request.num_tokens - hit.num_tokens
         external = rng.randint(1, rest - 1) if rest > 1 and rng.random() < 0.2 else 0
         new = rng.randint(1, rest - external) if rng.random() < 0.4 else rest - external

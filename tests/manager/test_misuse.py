@@ -197,6 +197,12 @@ def test_an_empty_prompt_is_refused() -> None:
         (lambda: make(hash_block_size=3), "hash_block_size=3 must divide the block size 4"),
         (lambda: make(retention_interval=8), "retention_interval=8: no group is a sliding window or a state"),
         (lambda: make(use_eagle=True, eagle_groups=[1]), "eagle_groups names group 1"),
+        (lambda: make(eagle_groups=[0]), r"eagle_groups=\[0\] has no effect without use_eagle=True"),
+        (lambda: make("9"), "num_blocks='9'"),  # type: ignore[arg-type]
+        (lambda: KVCacheManager(9, [FullAttentionSpec(block_size=4)], max_model_len=8.5), "max_model_len=8.5"),  # type: ignore[arg-type]
+        (lambda: KVCacheManager(9, FullAttentionSpec(block_size=4), max_model_len=8), "must be a list of specs"),  # type: ignore[arg-type]
+        (lambda: FullAttentionSpec(block_size="16"), "block_size='16'"),  # type: ignore[arg-type]
+        (lambda: BlockHasher(2**32), "block_size=4294967296: a hash unit"),
         (lambda: FullAttentionSpec(block_size=0), "block_size=0 must be at least 1"),
         (lambda: FullAttentionSpec(block_size=6, tokens_per_state=4), "block_size=6 tokens must be a multiple"),
         (lambda: MLASpec(block_size=4, head_size=0), "head_size=0"),
@@ -277,3 +283,42 @@ def test_a_second_object_of_a_running_id_is_refused_while_decoding_too() -> None
     a.num_computed_tokens = twin.num_computed_tokens = 9
     refuses(manager, lambda: manager.allocate_slots(twin, 1), "another request with this id")
     refuses(manager, lambda: manager.allocate_decode_slots([twin]), "another request with this id")
+
+
+def test_a_null_block_in_a_hit_of_full_attention_is_refused() -> None:
+    manager, a = make(), request(tokens=16)
+    manager.allocate_slots(a, 16)
+    manager.free(a)
+    b = request("b", 16)
+    found = manager.get_computed_blocks(b)
+    holed = KVCacheBlocks(([0, *found.blocks.blocks[0][1:]],))
+    refuses(manager, lambda: manager.allocate_slots(b, 4, 12, holed), "a hit of full attention has no null blocks")
+
+
+def test_the_whole_hit_in_place_of_its_blocks_is_named() -> None:
+    manager, a = make(), request(tokens=16)
+    manager.allocate_slots(a, 16)
+    b = request("b", 16)
+    hit = manager.get_computed_blocks(b)
+    refuses(manager, lambda: manager.allocate_slots(b, 4, 12, hit), "give its blocks: hit.blocks")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["num_new_tokens", "num_lookahead_tokens", "reserved_blocks"])
+@pytest.mark.parametrize("value", [1.5, "3", None])
+def test_a_count_of_the_wrong_type_is_named(name: str, value: Any) -> None:
+    manager, a = make(), request()
+    arguments = {"num_new_tokens": 3, name: value}
+    refuses(manager, lambda: manager.allocate_slots(a, **arguments), f"{name}={value!r} must be a whole number")
+
+
+def test_tokens_are_appended_all_or_none() -> None:
+    a = request(tokens=6)
+    before = (list(a.all_token_ids), a.num_tokens, list(a.block_hashes))
+    for bad in (-1, 2**32, [7, 8, "x"], [7, None], (9, 2**40)):
+        with pytest.raises(UsageError, match="a token id must be an integer"):
+            a.append_output_token_ids(bad)  # type: ignore[arg-type]
+        assert (a.all_token_ids, a.num_tokens, a.block_hashes) == before
+    a.append_output_token_ids(token for token in (7, 8))
+    assert a.block_hashes == TokenRequest("b", [*range(6), 7, 8], HASHER).block_hashes
+    with pytest.raises(UsageError, match=r"token_ids\[4\] is -3"):  # behind the last whole unit
+        TokenRequest("c", [0, 1, 2, 3, -3], HASHER)

@@ -160,3 +160,26 @@ def test_several_observers_are_told_alike_and_none_costs_nothing() -> None:
     manager.reset_prefix_cache()
     assert one.told == other.told
     assert {"on_lookup", "on_allocate", "on_cache", "on_refuse", "on_evict", "on_free", "on_reset"} == set(one.told)
+
+
+def test_what_is_told_of_a_prompt_is_read_once() -> None:
+    """Each hash is copied into one event once, however long the run: the work is linear in the prompt."""
+
+    class Hashes(list[bytes]):
+        read = 0
+
+        def __getitem__(self, at: Any) -> Any:
+            found = super().__getitem__(at)
+            Hashes.read += len(found) if isinstance(at, slice) else 1
+            return found
+
+    events = KVEventRecorder()
+    window = SlidingWindowSpec(block_size=4, sliding_window=4000)
+    manager = make(events, specs=(window,), num_blocks=400, retention_interval=0)
+    request = TokenRequest("a", range(400), HASHER)
+    request.block_hashes = Hashes(request.block_hashes)
+    admit(manager, request)
+    stored = [event for event in events.take_events() if isinstance(event, BlockStored)]
+    assert sum(len(event.block_hashes) for event in stored) == 99  # up to where the same prompt resumes
+    assert len(stored) == 1
+    assert Hashes.read < 6 * len(request.block_hashes)

@@ -245,3 +245,15 @@ def test_stale_entries_do_not_pile_up() -> None:
     assert len(lru._queue) < 4000
     assert list(lru.peek()) == list(range(1, 100))
     lru.check()
+
+
+@pytest.mark.parametrize("bad", [-1, 6, 10**9])
+def test_a_block_that_is_not_in_the_pool_is_refused_and_nothing_changes(bad: int) -> None:
+    pool = BlockPool(6)
+    held = pool.allocate(2)
+    for call, name in ((pool.touch, "touch"), (pool.free, "free"), (pool.evict, "evict")):
+        before = (list(pool.free_order()), list(pool.ref_count))
+        with pytest.raises(PoolError, match=f"{name}: .*{bad}.*; ids go from 0 to 5"):
+            call([held[0], bad])
+        assert (list(pool.free_order()), list(pool.ref_count)) == before
+    pool.check(tables=[held])

@@ -1,27 +1,18 @@
-"""The report: one self-contained page that says what its plots show, for any data."""
+"""The page: complete in itself, safe with any text, and in words where there is nothing to draw."""
 
 from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
+import plotly.graph_objects as go
 import pytest
 
-from kvblocks.errors import UsageError
-from kvblocks.replay import ReplaySettings, replay
-from kvblocks.traces import Workload, generate
+from kvblocks.report import replay_page
+from tests.report.sample import data, elements, figures, own_part, words
 
-pytest.importorskip("plotly")
-from kvblocks.report import replay_page, write_replay_report
-
-
-def data(*sizes: int, requests: int = 80, **settings: Any) -> dict[str, Any]:
-    trace = list(generate("chat", Workload(requests=requests, seed=2, system_tokens=1024)))
-    found = replay(lambda: trace, sizes, ReplaySettings(**settings), analyse=True)
-    about = {"paths": ["chat.jsonl"], "format": "kvblocks", "requests": found.num_read}
-    return {"kvblocks": "0.1.0", "trace": about, **found.to_dict(series=True)}
+NASTY = "</script><script>alert(1)</script><a href='javascript:x'>\u2028\x00\x1b[31m\udcff\u202e&'\""
 
 
 @pytest.fixture(scope="module")
@@ -29,82 +20,71 @@ def several() -> dict[str, Any]:
     return data(300, 600, 1200, 50_000)
 
 
-def own_part(page: str) -> str:
-    """The page without the plotting library."""
-    return re.sub(r"<script>.*?</script>", lambda m: m[0] if "const FIGURES" in m[0] else "", page, flags=re.S)
-
-
-def figures(page: str) -> dict[str, Any]:
-    start = page.index("const FIGURES = ") + len("const FIGURES = ")
-    found: dict[str, Any] = json.JSONDecoder().raw_decode(page[start:])[0]
-    return found
-
-
 def test_the_page_needs_nothing_from_outside(several: dict[str, Any]) -> None:
     page = replay_page(several)
-    assert not re.findall(r"(?:src|href)\s*=", own_part(page))
-    assert "Plotly.react" in page
-    assert len(page) > 1_000_000  # the library is inside
+    assert page.startswith("<!doctype html>")
+    assert not re.findall(r"(?:src|href)\s*=|@import|url\(|https?:", own_part(page))
+    assert "default-src 'none'" in page
+    assert len(page) > 1_000_000  # the plotting library is inside
 
 
-def test_every_figure_is_there_and_says_what_it_shows(several: dict[str, Any]) -> None:
-    page = replay_page(several)
-    expected = {"by-size", "over-time", "reuse", "prefixes", *(f"occupancy-{i}" for i in range(4))}
-    assert set(figures(page)) == expected
-    for name in expected:
-        assert f"id={name}" in page
-    by_size = figures(page)["by-size"]["data"][0]
-    assert by_size["x"] == [300, 600, 1200, 50_000] or "bdata" in by_size["x"]
-    assert "50,000 blocks of 16 tokens the cache held" in page
-    assert "of content not seen before" in page
-    assert page.count("<h2>") == 6
+@pytest.mark.parametrize("serial", [True, False])
+def test_a_replay_fills_every_figure_and_plotly_takes_it(serial: bool) -> None:
+    page = replay_page(data(300, 600, 50_000, serial=serial))
+    drawn = figures(page)
+    assert set(drawn) == {"by-size", "over-time", "reuse", "prefixes", *(f"occupancy-{i}" for i in range(3))}
+    for name, figure in drawn.items():
+        assert own_part(page).count(f"id='{name}'") == 1
+        shown = go.Figure(data=figure["data"], layout=figure["layout"])  # raises for what plotly does not know
+        shown.update_layout(figure.get("narrow", {}))
+    assert elements(page).count("h2") == 7
+
+
+def test_figures_and_tables_are_told_to_those_who_do_not_see_them(several: dict[str, Any]) -> None:
+    page = own_part(replay_page(several))
+    assert page.count("role='img' aria-label='") == 8
+    assert "aria-label='What the blocks hold, 300 blocks' hidden" in page
+    assert page.count("scope='row'") == 4
+    assert "tabindex='0' role='region' aria-label='Runs'" in page
 
 
 def test_the_same_data_gives_the_same_page(several: dict[str, Any]) -> None:
     assert replay_page(several) == replay_page(json.loads(json.dumps(several)))
 
 
-def test_what_the_trace_is_called_cannot_leave_its_place(several: dict[str, Any]) -> None:
-    nasty = "</script><script>alert(1)</script>\u2028&'\""
+def test_no_text_of_the_data_can_leave_its_place(several: dict[str, Any]) -> None:
     changed = json.loads(json.dumps(several))
-    changed["trace"]["paths"] = [nasty]
+    changed |= {"kvblocks": NASTY, "settings": {NASTY: NASTY}}
+    changed["trace"] = {"paths": [NASTY], "format": NASTY, "requests": 9}
+    for run in changed["runs"]:
+        run |= {"rejected": 1, "reject_reasons": {NASTY: 1}, "reject_examples": {NASTY: NASTY}}
     for row in changed["prefixes"]:
-        row["label"] = nasty
-    page = own_part(replay_page(changed))
-    assert "<script>alert" not in page
-    assert "\u2028" not in page[page.index("const FIGURES") :]
-    assert any(nasty in label for label in figures(page)["prefixes"]["data"][0]["labels"])
+        row["label"] = NASTY
+    page = replay_page(changed)
+    assert elements(page).count("script") == 1  # and the library, which is left out here
+    assert "a" not in elements(page)
+    assert words(page).count("</script><script>alert(1)</script>") > 10  # it is shown as it is
+    page.encode()  # no half surrogate pair is left
+    assert not re.search("[\x00\x1b\u2028\u202e]", own_part(page))
+    icicle = figures(page)["prefixes"]["data"][0]
+    for text in (*icicle["labels"][1:], *icicle["hovertext"][1:]):  # plotly reads tags in them
+        assert "<a" not in text
+        assert "&lt;a href=" in text
 
 
 @pytest.mark.parametrize("settings", [{"serial": True}, {}])
 def test_one_size_or_nothing_to_show_is_said_in_words(settings: dict[str, Any]) -> None:
     one = data(600, requests=1, **settings)
-    page = replay_page(one)
-    assert "No two prompts share a beginning" in page
-    assert "No content of this trace came twice" in page
-    nothing = data(3, **settings)
-    page = replay_page(nothing)
-    assert "No prompt fitted the cache" in page
-    assert "there is no hit rate" in page
+    told = words(replay_page(one))
+    for part in (
+        "Replay of 1 request ",
+        "A curve needs at least two cache sizes",
+        "No two prompts share a beginning",
+        "No content of this trace came twice",
+    ):
+        assert part in told
     del one["reuse"], one["prefixes"]
-    assert "No content of this trace came twice" in replay_page(one)
-
-
-def test_the_summary_says_where_more_memory_stops_helping(several: dict[str, Any]) -> None:
-    def told(*rates: float) -> str:
-        changed = json.loads(json.dumps(several))
-        for run, rate in zip(changed["runs"], rates, strict=True):
-            run["hit_rate"] = rate
-        return replay_page(changed)
-
-    assert "From 600 blocks on the hit rate is within a point" in told(0.2, 0.595, 0.6, 0.6)
-    assert "The hit rate still rises at the largest size" in told(0.2, 0.3, 0.4, 0.6)
-
-
-def test_a_report_is_written_whole_or_not_at_all(several: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "page.html"
-    write_replay_report(several, path)
-    assert path.read_text() == replay_page(several)
-    with pytest.raises(UsageError, match="the report cannot be written: No such file or directory"):
-        write_replay_report(several, tmp_path / "none" / "page.html")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["page.html"]
+    assert "Reuse distances are measured for caches of one group" in words(replay_page(one))
+    told = words(replay_page(data(3, **settings)))
+    assert "No prompt fitted the cache" in told
+    assert "there is no hit rate" in told

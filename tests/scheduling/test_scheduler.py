@@ -12,6 +12,8 @@ from kvblocks.kinds import FullAttentionSpec, KVCacheSpec, MambaSpec, SlidingWin
 from kvblocks.manager import KVCacheManager, RequestStatus, TokenRequest
 from kvblocks.prefix import BlockHasher
 from kvblocks.scheduling import Scheduler, SchedulerConfig, Step
+from kvblocks.scheduling.queue import PriorityQueue
+from kvblocks.scheduling.request import SchedulableRequest
 
 HASHER = BlockHasher(4)
 
@@ -258,3 +260,109 @@ def test_random_traffic_ends_with_every_request_served_and_no_block_lost(
         assert not len(engine.scheduler), f"seed {seed}: requests are stuck"
         assert len(served) > 25
         assert engine.manager.pool_usage.live == 0
+
+
+def state_engine(**config: Any) -> Engine:
+    specs: list[KVCacheSpec] = [
+        FullAttentionSpec(block_size=4),
+        MambaSpec(block_size=4, cache_mode="align"),
+    ]
+    return Engine(200, specs, max_in_flight_tokens=64, **config)
+
+
+def test_steps_over_a_prompt_end_at_a_block_s_end_so_that_its_state_can_be_hit() -> None:
+    engine = state_engine(max_num_batched_tokens=10)
+    engine.add("a", range(23))
+    assert [tokens_of(engine.step()) for _ in range(4)] == [{"a": 8}, {"a": 8}, {"a": 4}, {"a": 3}]
+    engine.add("b", [*range(20), 50, 51])
+    assert engine.step().admitted[0].num_hit_tokens == 20
+
+
+def test_a_prompt_waits_for_a_step_with_room_up_to_a_block_s_end() -> None:
+    engine = state_engine(max_num_batched_tokens=10)
+    engine.add("a", range(7))
+    engine.add("b", range(100, 120))
+    assert tokens_of(engine.step()) == {"a": 4, "b": 4}
+    assert tokens_of(engine.step()) == {"a": 3, "b": 4}
+    assert tokens_of(engine.step()) == {"a": 1, "b": 8}
+
+
+def test_a_block_that_no_step_can_fill_is_filled_in_several() -> None:
+    engine = state_engine(max_num_batched_tokens=3)
+    engine.add("a", range(10))
+    assert [tokens_of(engine.step())["a"] for _ in range(5)] == [3, 1, 3, 1, 2]
+
+
+def test_without_prefix_caching_steps_end_anywhere() -> None:
+    manager = KVCacheManager(
+        50,
+        [MambaSpec(block_size=64, cache_mode="none")],
+        max_model_len=64,
+        enable_caching=False,
+        max_in_flight_tokens=64,
+    )
+    scheduler = Scheduler(manager, SchedulerConfig(max_num_batched_tokens=10))
+    assert scheduler.add(TokenRequest("a", range(23), HASHER)) is None
+    assert tokens_of(scheduler.schedule()) == {"a": 10}
+
+
+def test_steps_larger_than_what_a_window_is_sized_for_are_refused() -> None:
+    specs: list[KVCacheSpec] = [FullAttentionSpec(block_size=4), SlidingWindowSpec(block_size=4, sliding_window=9)]
+    with pytest.raises(UsageError, match="max_num_batched_tokens=64 exceeds the manager's max_in_flight_tokens=16"):
+        Engine(60, specs, max_num_batched_tokens=64, max_in_flight_tokens=16)
+    Engine(60, specs, max_num_batched_tokens=16, max_in_flight_tokens=16)
+    Engine(60, specs[:1], max_num_batched_tokens=64, max_in_flight_tokens=16)  # no window, nothing sized by it
+
+
+def test_a_request_without_the_hashes_that_caching_needs_is_not_queued() -> None:
+    engine = Engine(40)
+    with pytest.raises(RequestError, match="block_hashes has 0 entries, but 10 tokens fill 2 units of 4"):
+        engine.scheduler.add(TokenRequest("a", range(10)))
+    assert len(engine.scheduler) == 0
+    engine.add("a", range(10))
+
+
+def test_a_request_ends_where_it_is_whatever_its_status_says() -> None:
+    engine = Engine(40, max_num_seqs=1)
+    running, waiting = engine.add("a", range(9)), engine.add("b", range(100, 109))
+    engine.step()
+    running.status, waiting.status = RequestStatus.FINISHED, RequestStatus.RUNNING  # by an engine that was first
+    engine.finish("b")
+    assert engine.scheduler.num_waiting == 0
+    engine.finish("a")
+    assert (engine.scheduler.running, engine.manager.pool_usage.live) == ([], 0)
+    with pytest.raises(UsageError, match="name the request by its request_id"):
+        engine.scheduler.finish(running)  # type: ignore[arg-type]
+
+
+def test_of_equals_by_priority_and_arrival_the_one_that_was_preempted_goes_first() -> None:
+    queue = PriorityQueue()
+    requests = {name: TokenRequest(name, range(4), HASHER, priority=1, arrival_time_s=2.0) for name in "abcd"}
+    for name in "ab":
+        queue.add(requests[name])
+    queue.put_back(requests["c"])
+    queue.put_back(requests["d"])
+    assert [queue.pop().request_id for _ in range(4)] == ["d", "c", "a", "b"]
+
+
+def test_a_step_looks_at_each_running_request_once() -> None:
+    """Requests that decode and requests that cannot (their token is not there yet), in turn: the worst case."""
+
+    class Counted(list[SchedulableRequest]):
+        read = 0
+
+        def __getitem__(self, at: Any) -> Any:
+            found = super().__getitem__(at)
+            self.read += len(found) if isinstance(at, slice) else 1
+            return found
+
+    engine = Engine(2000, max_num_seqs=400, max_num_batched_tokens=4000)
+    for number in range(400):
+        engine.add(f"r{number}", [number * 10 + i for i in range(5)])
+    requests = [scheduled.request for scheduled in engine.scheduler.schedule().scheduled]
+    for request in requests[::2]:
+        assert isinstance(request, TokenRequest)
+        request.append_output_token_ids(1)
+    engine.scheduler.running = counted = Counted(requests)
+    assert len(engine.scheduler.schedule().scheduled) == 200
+    assert counted.read < 4 * len(requests)

@@ -91,7 +91,7 @@ REFUSED = [
     ({"block_size": 0}, "block_size=0 must be at least 1"),
     ({"block_size": "16"}, "must be a whole number"),
     ({"kv_cache_dtype": "fp9"}, "did you mean 'fp8'?"),
-    ({"kv_cache_dtyp": "fp8"}, "did you mean kv_cache_dtype?"),
+    ({"kv_cache_dtyp": "fp8"}, "did you mean kv_cache_dtype or "),
     ({"gpu_memory_utilization": 1.5}, "share of the device's memory"),
     ({"max_model_len": 10**6}, "exceeds the 40960 tokens that the model was made for"),
     ({"decode_context_parallel_size": 2}, "must divide tensor_parallel_size=1"),
@@ -210,3 +210,42 @@ def test_flags_are_taken_by_vllm_s_names_in_either_spelling_and_others_ignored()
     flags = EngineFlags.from_mapping({"--tensor-parallel-size": 2, "kv_cache_dtype": "fp8", "served-model-name": "x"})
     assert (flags.tensor_parallel_size, flags.kv_cache_dtype) == (2, "fp8")
     assert EngineFlags.from_mapping({"no-enable-prefix-caching": True}).enable_prefix_caching is False
+
+
+def test_a_layer_that_reads_another_s_cache_must_be_on_its_stage() -> None:
+    config = {
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 12,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+        "hidden_size": 1536,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "sliding_window": 512,
+        "num_kv_shared_layers": 4,
+        "max_position_embeddings": 4096,
+        "torch_dtype": "bfloat16",
+    }
+    flags = {"pipeline_parallel_size": 2}
+    refused = plan(config, flags, available_bytes=2**34, env={"VLLM_PP_LAYER_PARTITION": "8,4"})
+    assert "layer 8 reads the cache of layer 7, which is on another stage" in str(refused.error)
+    assert plan(config, flags, available_bytes=2**34, env={"VLLM_PP_LAYER_PARTITION": "4,8"}).ok
+
+
+def test_a_prediction_layer_can_keep_the_model_s_dtype_beside_a_quantised_cache() -> None:
+    config = {
+        "model_type": "exaone_moe",
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "hidden_size": 2048,
+        "head_dim": 128,
+        "sliding_window": 128,
+        "max_position_embeddings": 4096,
+        "num_nextn_predict_layers": 1,
+        "torch_dtype": "bfloat16",
+    }
+    config["layer_types"] = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"] * 2
+    drafting = {"kv_cache_dtype": "fp8", "speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}
+    found = plan(config, drafting, available_bytes=2**33)
+    assert {group.page_size_bytes for group in found.groups} == {16 * 2 * 8 * 128 * 2}

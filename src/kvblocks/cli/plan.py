@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,16 +14,16 @@ import typer
 from rich.console import Console
 
 from kvblocks import __version__
-from kvblocks.cli.output import check_outputs, plain_console, write_json
+from kvblocks.cli import printable
+from kvblocks.cli.engine_flags import device_of, environment, flag_words
+from kvblocks.cli.output import check_outputs, plain_console, write_file, write_json
 from kvblocks.cli.plan_view import print_comparison, print_plan, print_search
-from kvblocks.cli.sizes import number, parse_bytes, parse_pairs, whole_number
+from kvblocks.cli.sizes import number, parse_bytes, whole_number
 from kvblocks.errors import UsageError
 from kvblocks.sizing import EngineFlags, Plan, Setting
 from kvblocks.sizing.batch import answer_batch
 from kvblocks.sizing.catalogue import find_model, names
-from kvblocks.sizing.devices import Device, device_of_memory, find_device
 from kvblocks.sizing.effects import Effect, count_steps, effects
-from kvblocks.sizing.resolve import ENVIRONMENT
 from kvblocks.sizing.search import fewest_gpus
 
 HELP = """Plan a KV cache: how many tokens fit, how many requests at once, and which flag changes that.
@@ -37,6 +36,7 @@ computes at start-up, without a GPU. Nothing is fetched from the network.
   kvblocks plan DIR --available 35.57GiB --kv-cache-dtype fp8 --max-model-len 32768
   kvblocks plan llama-3.3-70b-instruct --gpu h100 --gpus --requests 64 --length 8192
   kvblocks plan qwen3-8b --gpu l4 --compare "--kv-cache-dtype fp8" "--max-num-batched-tokens 8192"
+  kvblocks plan qwen3-8b --gpu h100 --report plan.html
   kvblocks plan --from-log vllm.log
   kvblocks plan --batch questions.jsonl --models configs/
 
@@ -182,7 +182,7 @@ def command(
         inputs.append(str(Path(model) / "config.json"))
     check_outputs({"--json": json_path, "--report": report}, inputs)
     if report is not None:
-        raise UsageError(f"--report {report}: plans have no page yet; use --json FILE")
+        _check_report(report, batch, from_log)
     if batch is not None:
         _batch(batch, models, json_path)
         return
@@ -219,7 +219,7 @@ def command(
     }
     place = {"gpu": gpu, "memory": memory, "available": available}
     if from_log is not None:
-        _from_log(from_log, model, given, place, _environment(env), json_path)
+        _from_log(from_log, model, given, place, environment(env), json_path)
         return
     if model is None:
         raise UsageError(
@@ -231,63 +231,103 @@ def command(
     setting = Setting(
         config=config,
         flags=EngineFlags.from_mapping({name: value for name, value in given.items() if value is not None}),
-        env=_environment(env),
-        device=_device(gpu, memory),
+        env=environment(env),
+        device=device_of(gpu, memory),
         available_bytes=None if available is None else parse_bytes(available, "--available"),
         assume_full_attention=assume is not None,
         folders=folders,
     )
     console = plain_console(stderr=json_path == "-")
     if compare is not None:
-        _compare(console, setting, compare, json_path)
+        _compare(console, setting, compare, json_path, report)
     elif gpus:
-        _search(console, setting, requests, length, json_path)
+        _search(console, setting, requests, length, json_path, report)
     else:
-        _plan(console, setting, what_if, json_path)
+        _plan(console, setting, what_if, json_path, report)
 
 
 # -- What to do -------------------------------------------------------------------------------------------------------
 
 
-def _plan(console: Console, setting: Setting, what_if: bool, json_path: str | None) -> None:
+def _plan(console: Console, setting: Setting, what_if: bool, json_path: str | None, report: Path | None) -> None:
     plan = setting.plan()
     wanted = plan.status != "refused" and what_if
     found: list[Effect] = []
     if wanted:
         with _progress("trying flags", count_steps(setting, plan)) as on_step:
             found = effects(setting, plan, on_step)
+    data = {**_about(setting), **plan.to_dict()}
+    if wanted:
+        data["effects"] = [effect.to_dict() for effect in found]
     if json_path is not None:
-        data = {"kvblocks": __version__, **plan.to_dict()}
-        if wanted:
-            data["effects"] = [effect.to_dict() for effect in found]
         write_json(data, json_path)
     if json_path != "-" and plan.status != "refused":
         print_plan(console, setting, plan, found)
+    _report(console, data, report)
     _exit(plan)
 
 
-def _compare(console: Console, setting: Setting, flags: tuple[str, str], json_path: str | None) -> None:
-    settings = [setting.changed(**_flag_words(text)) for text in flags]
+def _compare(
+    console: Console, setting: Setting, flags: tuple[str, str], json_path: str | None, report: Path | None
+) -> None:
+    settings = [setting.changed(**flag_words(text, "--compare")) for text in flags]
     plans = [one.plan() for one in settings]
     labels = [text.strip() or "as given" for text in flags]
+    sides = [{"setting": label, **plan.to_dict()} for label, plan in zip(labels, plans, strict=True)]
+    data = {**_about(setting), "compare": sides}
     if json_path is not None:
-        sides = [{"setting": label, **plan.to_dict()} for label, plan in zip(labels, plans, strict=True)]
-        write_json({"kvblocks": __version__, "compare": sides}, json_path)
+        write_json(data, json_path)
     if json_path != "-":
         print_comparison(console, labels, plans)
+    _report(console, data, report)
     _exit(max(plans, key=lambda plan: ("ok", "does_not_fit", "refused").index(plan.status)))
 
 
-def _search(console: Console, setting: Setting, requests: int, length: int | None, json_path: str | None) -> None:
+def _search(
+    console: Console, setting: Setting, requests: int, length: int | None, json_path: str | None, report: Path | None
+) -> None:
     tokens = length or setting.flags.max_model_len or setting.lay_out().engine.max_model_len
     with _progress("trying GPUs", None) as on_step:
         found = fewest_gpus(setting, requests=requests, length=tokens, on_try=lambda gpus: on_step())
+    data = {**_about(setting), **found.to_dict()}
     if json_path is not None:
-        write_json({"kvblocks": __version__, **found.to_dict()}, json_path)
+        write_json(data, json_path)
     if json_path != "-":
         print_search(console, setting, found)
+    _report(console, data, report)
     if found.found is None:
         raise typer.Exit(1)
+
+
+def _about(setting: Setting) -> dict[str, Any]:
+    """What was asked, and of which version."""
+    flags, device = setting.flags, setting.device
+    count = flags.tensor_parallel_size * flags.pipeline_parallel_size
+    return {
+        "kvblocks": __version__,
+        "model": setting.config.name,
+        "gpu": None if device is None else {"name": device.name, "total_bytes": device.total_bytes, "count": count},
+        "flags": flags.given(),
+    }
+
+
+def _check_report(report: Path, batch: str | None, from_log: str | None) -> None:
+    if str(report) == "-":
+        raise UsageError("--report -: a page is for a browser, not for standard output; name a file such as plan.html")
+    for option, given in (("--batch", batch), ("--from-log", from_log)):
+        if given is not None:
+            raise UsageError(f"--report {report}: a page is of one plan, a comparison or a search, not of {option}")
+    import kvblocks.report  # noqa: F401 - a missing package is told before the work, not after it
+
+
+def _report(console: Console, data: Mapping[str, Any], report: Path | None) -> None:
+    if report is None:
+        return
+    from kvblocks.report import plan_page
+
+    command = shlex.join(["kvblocks", *sys.argv[1:]])
+    write_file(plan_page({**data, "command": command}).encode(), report, "--report")
+    console.print(f"Report: {printable(str(report))}")
 
 
 def _batch(path: str, models: str | None, json_path: str | None) -> None:
@@ -298,7 +338,7 @@ def _batch(path: str, models: str | None, json_path: str | None) -> None:
     start = Path(models) if models is not None else (Path() if path == "-" else Path(path).parent)
     if models is not None and not start.is_dir():
         raise UsageError(f"--models {models}: is no folder")
-    for answer in answer_batch(lines, start, _environment(None)):
+    for answer in answer_batch(lines, start, environment(None)):
         sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
     sys.stdout.flush()
 
@@ -314,7 +354,7 @@ def _from_log(
     from kvblocks.sizing.from_log import read_and_check
 
     flags = {name: value for name, value in given.items() if value is not None}
-    device = _device(place["gpu"], place["memory"])
+    device = device_of(place["gpu"], place["memory"])
     available = None if place["available"] is None else parse_bytes(place["available"], "--available")
     found = read_and_check(_lines(path, "--from-log"), path, model, flags, device, available, env)
     if json_path is not None:
@@ -371,50 +411,6 @@ def _object(text: str | None, option: str) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         raise UsageError(f"{option} {text!r} must be a JSON object")
     return value
-
-
-def _device(gpu: str | None, memory: str | None) -> Device | None:
-    if gpu is not None and memory is not None:
-        raise UsageError("give either --gpu or --memory, not both: the GPU's memory is known")
-    if gpu is not None:
-        return find_device(gpu)
-    return None if memory is None else device_of_memory(parse_bytes(memory, "--memory"))
-
-
-def _environment(given: list[str] | None) -> dict[str, str]:
-    """vLLM's variables: those of this process, and those given, which go before."""
-    env = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-    for name, value in parse_pairs(given or [], "--env"):
-        if name not in ENVIRONMENT:
-            raise UsageError(f"--env {name}: does not change the cache; those that do: {', '.join(ENVIRONMENT)}")
-        env[name] = value
-    return env
-
-
-def _flag_words(text: str) -> dict[str, Any]:
-    """Flags written as for a command line, as their names and values."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise UsageError(f"--compare {text!r}: {error}") from None
-    flags: dict[str, Any] = {}
-    at = 0
-    while at < len(words):
-        name, _, value = words[at].partition("=")
-        if not name.startswith("-"):
-            raise UsageError(f"--compare {text!r}: {name!r} is no flag; write it as on the command line: -tp 2")
-        if not value and at + 1 < len(words) and not words[at + 1].startswith("--"):
-            at, value = at + 1, words[at + 1]
-        flags[name] = _value(value) if value else True
-        at += 1
-    return EngineFlags.names_and_values(flags)
-
-
-def _value(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return text
 
 
 def _lines(path: str, option: str) -> Iterator[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from rich.console import Console
@@ -10,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from kvblocks.cli import printable
-from kvblocks.cli.sizes import size
 from kvblocks.sizing import Plan, Setting
 from kvblocks.sizing.effects import Effect
 from kvblocks.sizing.search import Search
+from kvblocks.units import size
 
 SHOWN_EFFECTS = 12
 """Steps in the table; the rest are in the JSON."""
@@ -82,7 +83,7 @@ def _print_memory(console: Console, estimate: Mapping[str, Any], stage: int | No
     console.print(table)
     left_out = estimate.get("not_modelled") or ()
     if left_out:
-        console.print(Text(f"Not modelled: {'; '.join(map(str, left_out))}."), soft_wrap=True)
+        console.print(Text(f"Not modelled: {'; '.join(map(printable, map(str, left_out)))}."))
 
 
 def _print_groups(console: Console, plan: Plan) -> None:
@@ -100,9 +101,11 @@ def _print_groups(console: Console, plan: Plan) -> None:
         ("unused", "right"),
         ("per request", "right"),
     )
-    for i, group in enumerate(plan.groups):
+    first = 0
+    for group, alike in groupby(plan.groups):
+        count = len(list(alike))
         table.add_row(
-            str(i),
+            str(first) if count == 1 else f"{first}-{first + count - 1}",
             _KINDS.get(group.kind, group.kind),
             "+".join(map(str, group.n_layers_per_stage)),
             f"{group.block_size:,}",
@@ -111,6 +114,7 @@ def _print_groups(console: Console, plan: Plan) -> None:
             size(group.unused_bytes_per_block) if group.unused_bytes_per_block else "-",
             f"{group.blocks_per_request:,}",
         )
+        first += count
     console.print(table)
     if any(group.unused_bytes_per_block for group in plan.groups):
         console.print("padded: bytes of a page that hold nothing; unused: bytes of a block")
@@ -169,13 +173,13 @@ def _print_effects(console: Console, plan: Plan, effects: Sequence[Effect]) -> N
     helpful = [effect for effect in effects if effect.status == "ok" or (plan.ok and effect.status == "does_not_fit")]
     now = f"{plan.max_concurrency:.2f} now" if plan.ok else "none now"
     console.print(Text(f"\nWhat would change it, by requests of that length at once ({now})", style="bold"))
-    widest = max((effect.factor for effect in helpful), default=1.0)
+    widest = max((effect.max_concurrency or 0.0 for effect in helpful), default=0.0)
     for effect in helpful[:SHOWN_EFFECTS]:
         step = f"{effect.flag} {effect.before} -> {effect.after}"
         if effect.status != "ok":
             console.print(Text(f"  {step}: does not fit"), soft_wrap=True)
             continue
-        bar = "█" * max(1, round(BAR * effect.factor / max(widest, 1.0)))
+        bar = "█" * max(1, round(BAR * (effect.max_concurrency or 0.0) / max(widest, plan.max_concurrency or 0.0)))
         changes = [
             f"{change:+,} {what}"
             for change, what in ((effect.num_blocks_change, "blocks"), (effect.tokens_change, "tokens"))

@@ -13,10 +13,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from kvblocks import __version__
 from kvblocks.cli import printable
 from kvblocks.cli.output import check_outputs, plain_console, write_file, write_json
+from kvblocks.cli.replay_cache import Caches, model_caches, named_caches
 from kvblocks.cli.replay_view import interruption, print_replay
-from kvblocks.cli.sizes import number, parse_bytes, parse_counts, whole_number
+from kvblocks.cli.sizes import number, whole_number
 from kvblocks.errors import UsageError
-from kvblocks.replay import MAX_BLOCKS, Replay, ReplaySettings, StepCost, replay
+from kvblocks.replay import Replay, ReplaySettings, StepCost, replay
 from kvblocks.scheduling import SchedulerConfig
 from kvblocks.traces import MergedTraces, TraceRequest, open_traces, trace_files
 
@@ -28,6 +29,7 @@ Prints how many prompt tokens the cache would have held, at one or several cache
   kvblocks trace generate chat --output chat.jsonl
   kvblocks replay chat.jsonl --num-blocks 1024,4096,16384
   kvblocks replay trace.jsonl --kv-memory 40GiB --bytes-per-token 131072
+  kvblocks replay trace.jsonl --model qwen3-8b --gpu l4,a100-80gb,h100
   kvblocks replay trace.jsonl --serial --num-blocks 8193 --json -
   zcat trace.jsonl.gz | kvblocks replay - --num-blocks 8193 --report replay.html
 
@@ -64,13 +66,29 @@ def command(
     ] = None,
     kv_memory: Annotated[
         list[str] | None,
-        typer.Option(metavar="SIZE", help="Cache size as memory (40GiB), with --bytes-per-token."),
+        typer.Option(metavar="SIZE", help="Cache size as memory (40GiB), with --bytes-per-token or --model."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="config.json, its folder or a name of `plan --list-models`: its groups and limits."
+        ),
+    ] = None,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[,NAME...]", help="With --model: the cache that this GPU has room for, as `plan`."),
+    ] = None,
+    flags: Annotated[
+        str | None,
+        typer.Option(metavar="FLAGS", help='With --model: vLLM\'s flags, such as "--kv-cache-dtype fp8 -tp 2".'),
     ] = None,
     bytes_per_token: Annotated[
         int | None,
         typer.Option(parser=whole_number, metavar="N", help="KV-cache bytes of one token, all layers together."),
     ] = None,
-    block_size: Annotated[int, typer.Option(parser=whole_number, metavar="N", help="Tokens per block.")] = 16,
+    block_size: Annotated[
+        int | None, typer.Option(parser=whole_number, metavar="N", help="Tokens per block; 16, or the model's.")
+    ] = None,
     hash_algorithm: Annotated[
         Literal["sha256", "xxh3_128", "blake3"], typer.Option(help="How blocks are hashed.")
     ] = "sha256",
@@ -97,15 +115,18 @@ def command(
     max_model_len: Annotated[
         int | None,
         typer.Option(
-            parser=whole_number, metavar="N", help="Refuse requests that get longer; else only the cache limits."
+            parser=whole_number,
+            metavar="N",
+            help="Refuse requests that get longer; else the model's limit, or only the cache's.",
         ),
     ] = None,
     max_num_batched_tokens: Annotated[
-        int, typer.Option(parser=whole_number, metavar="N", help="Tokens per step.")
-    ] = 8192,
+        int | None, typer.Option(parser=whole_number, metavar="N", help="Tokens per step; 8192, or the model's.")
+    ] = None,
     max_num_seqs: Annotated[
-        int, typer.Option(parser=whole_number, metavar="N", help="Requests running at once.")
-    ] = 256,
+        int | None,
+        typer.Option(parser=whole_number, metavar="N", help="Requests running at once; 256, or the model's."),
+    ] = None,
     chunked_prefill: Annotated[bool, typer.Option(help="Whether long prompts are cut into chunks.")] = True,
     scheduling_policy: Annotated[Literal["fcfs", "priority"], typer.Option(help="Who goes first.")] = "fcfs",
     full_sequence_must_fit: Annotated[bool, typer.Option(help="Admit a request only when all of it fits.")] = True,
@@ -132,24 +153,27 @@ def command(
         _refuse_timed_flags(context)
     if not 0 < decode_step_ms <= 1e9:
         raise UsageError(f"--decode-step-ms {decode_step_ms:g} must be above 0 and at most 1e9")
+    caches = _caches(num_blocks, kv_memory, bytes_per_token, block_size, model, gpu, flags)
+    plan = caches.plan
     settings = ReplaySettings(
-        block_size=block_size,
+        block_size=caches.block_size,
+        layout=caches.layout,
         serial=serial,
         outputs=outputs,
         hash_algorithm=hash_algorithm,
         limit=limit,
-        max_model_len=max_model_len,
+        max_model_len=plan.max_model_len if max_model_len is None and plan is not None else max_model_len,
         watermark=watermark,
         scheduler=SchedulerConfig(
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=_first(max_num_batched_tokens, plan.max_num_batched_tokens if plan else None, 8192),
+            max_num_seqs=_first(max_num_seqs, plan.max_num_seqs if plan else None, 256),
             chunked_prefill=chunked_prefill,
             policy=scheduling_policy,
             full_sequence_must_fit=full_sequence_must_fit,
         ),
         cost=StepCost(prefill_tokens_per_s=prefill_tokens_per_s, decode_step_s=decode_step_ms / 1000),
     )
-    sizes = _sizes(num_blocks, kv_memory, bytes_per_token, block_size)
+    sizes = caches.sizes
     if report == "-":
         raise UsageError("--report -: a page is for a browser, not for standard output; name a file such as page.html")
     check_outputs({"--json": json_path, "--report": report}, [*trace_files(paths), *([tokenizer] if tokenizer else [])])
@@ -173,7 +197,7 @@ def command(
         failures += _attempt(lambda: write_json(data, json_path))
     console = plain_console(stderr=json_path == "-")
     if json_path != "-":
-        print_replay(console, trace, found, bytes_per_token)
+        print_replay(console, trace, found, caches.words, caches.bytes_per_block)
     elif found.interrupted:
         console.print(interruption(found))
     if failures:
@@ -182,6 +206,33 @@ def command(
         console.print(f"Report: {printable(report)}")
     if found.interrupted:
         raise typer.Exit(130)
+
+
+def _caches(
+    num_blocks: list[str] | None,
+    kv_memory: list[str] | None,
+    bytes_per_token: int | None,
+    block_size: int | None,
+    model: str | None,
+    gpu: list[str] | None,
+    flags: str | None,
+) -> Caches:
+    if model is None:
+        for option, given in (("--gpu", gpu), ("--flags", flags)):
+            if given is not None:
+                raise UsageError(
+                    f"{option} needs --model, whose cache it sizes; `kvblocks plan --list-models` lists some"
+                )
+        return named_caches(num_blocks, kv_memory, bytes_per_token, 16 if block_size is None else block_size)
+    for option, number_given in (("--block-size", block_size), ("--bytes-per-token", bytes_per_token)):
+        if number_given is not None:
+            fix = '; write it as --flags "--block-size N"' if option == "--block-size" else "; leave it out"
+            raise UsageError(f"{option} {number_given} has no effect with --model, which says it{fix}")
+    return model_caches(model, gpu, kv_memory, num_blocks, flags)
+
+
+def _first(*choices: int | None) -> int:
+    return next(choice for choice in choices if choice is not None)
 
 
 def _attempt(write: Callable[[], None]) -> list[UsageError]:
@@ -200,36 +251,6 @@ def _refuse_timed_flags(context: typer.Context) -> None:
             raise UsageError(
                 f"{parameter.opts[0]} has no effect with --serial, where each request runs alone; leave one of them out"
             )
-
-
-def _sizes(
-    num_blocks: list[str] | None, kv_memory: list[str] | None, bytes_per_token: int | None, block_size: int
-) -> list[int]:
-    """The cache sizes in blocks, from whichever way they were given."""
-    if bool(num_blocks) == bool(kv_memory):
-        raise UsageError("give the cache's size: either --num-blocks N, or --kv-memory SIZE with --bytes-per-token B")
-    if bytes_per_token is not None and bytes_per_token < 1:
-        raise UsageError(f"--bytes-per-token {bytes_per_token} must be at least 1")
-    if num_blocks:
-        return parse_counts(num_blocks, "--num-blocks", MAX_BLOCKS)
-    if bytes_per_token is None:
-        raise UsageError("--kv-memory needs --bytes-per-token: 2 x layers x KV heads x head size x bytes per number")
-    sizes = []
-    for text in (part for given in kv_memory or () for part in given.split(",")):
-        blocks = parse_bytes(text, "--kv-memory") // (bytes_per_token * block_size)
-        if blocks < 2:
-            raise UsageError(
-                f"--kv-memory {text} holds {blocks} blocks of {block_size} x {bytes_per_token} bytes; give at least "
-                f"{2 * block_size * bytes_per_token} bytes"
-            )
-        if blocks > MAX_BLOCKS:
-            raise UsageError(
-                f"--kv-memory {text} holds {blocks} blocks of {block_size} x {bytes_per_token} bytes, whose "
-                f"bookkeeping fits no memory; give at most {MAX_BLOCKS * block_size * bytes_per_token} bytes, or a "
-                "larger --block-size"
-            )
-        sizes.append(blocks)
-    return sizes
 
 
 class _Source:

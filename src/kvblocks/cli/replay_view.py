@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
 
 from kvblocks.cli import printable
 from kvblocks.cli.output import counted, print_table
-from kvblocks.cli.sizes import short, size
+from kvblocks.cli.sizes import short
 from kvblocks.replay import Replay, RunResult
+from kvblocks.units import size
 
 _COMMON = ("hit\nrate", "last\nhalf", "hit\ntokens", "evicted\nblocks")
 _COLUMNS = {
@@ -19,21 +20,25 @@ _COLUMNS = {
 }
 
 
-def print_replay(console: Console, trace: dict[str, Any], found: Replay, bytes_per_token: int | None) -> None:
-    """The results as a table, and with several sizes a curve."""
+def print_replay(
+    console: Console, trace: dict[str, Any], found: Replay, words: Sequence[str], bytes_per_block: int | None
+) -> None:
+    """The results as a table, and with several sizes a curve; `words` say how the sizes came about."""
     mode, block_size = found.settings.mode, found.settings.block_size
     console.print(
         f"{counted(trace['requests'], 'request')} of {', '.join(map(printable, trace['paths']))} ({trace['format']}), "
         f"{mode} replay, blocks of {counted(block_size, 'token')}"
     )
+    for line in words:
+        console.print(line)
     if trace["skipped_lines"]:
         lines = counted(trace["skipped_lines"], "bad line")
         were = "was" if trace["skipped_lines"] == 1 else "were"
         console.print(f"{lines} {were} left out, the first: {printable(trace['skipped_examples'][0])}")
     if found.interrupted:
         console.print(interruption(found))
-    columns = ("blocks", "tokens" if bytes_per_token is None else "memory", *_COLUMNS[mode])
-    cells = [_cells(run, bytes_per_token) for run in found.runs]
+    columns = ("blocks", "tokens" if bytes_per_block is None else "memory", *_COLUMNS[mode])
+    cells = [_cells(run, found.settings.tokens_per_block, bytes_per_block) for run in found.runs]
     print_table(console, columns, [[row[column] for column in columns] for row in cells])
     if len(found.runs) > 1:
         console.print()
@@ -57,12 +62,12 @@ def interruption(found: Replay) -> str:
     return told
 
 
-def _cells(run: RunResult, bytes_per_token: int | None) -> dict[str, str]:
-    tokens = (run.num_blocks - 1) * run.block_size
+def _cells(run: RunResult, tokens_per_block: float, bytes_per_block: int | None) -> dict[str, str]:
+    usable = run.num_blocks - 1
     return {
         "blocks": f"{run.num_blocks:,}",
-        "tokens": short(tokens),
-        "memory": "" if bytes_per_token is None else size(tokens * bytes_per_token),
+        "tokens": short(int(usable * tokens_per_block)),
+        "memory": "" if bytes_per_block is None else size(usable * bytes_per_block),
         "hit\nrate": f"{100 * run.hit_rate:.1f}%",
         "last\nhalf": f"{100 * run.hit_rate_last_half:.1f}%",
         "hit\ntokens": short(run.hit_tokens),

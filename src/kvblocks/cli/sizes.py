@@ -86,11 +86,3 @@ def parse_pairs(texts: list[str], option: str) -> list[tuple[str, str]]:
             raise UsageError(f"{option} {text!r} must be NAME=VALUE")
         pairs.append((name, value))
     return pairs
-
-
-def size(count: float) -> str:
-    """Bytes in a unit in which they are read easily: 71.9 GiB, 2.25 MiB, 512 B."""
-    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if abs(count) >= factor:
-            return f"{count / factor:.3g} {unit}" if abs(count) < 999.5 * factor else f"{count / factor:,.0f} {unit}"
-    return f"{count:.0f} B"

@@ -143,8 +143,9 @@ class KVCacheSpec:
 
     def _require_positive(self, *names: str) -> None:
         for name in names:
-            if getattr(self, name) < 1:
-                raise UsageError(f"{type(self).__name__}: {name}={getattr(self, name)} must be at least 1")
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise UsageError(f"{type(self).__name__}: {name}={value!r} must be at least 1")
 
     @property
     def prefix_cacheable(self) -> bool:
@@ -212,7 +213,7 @@ class AttentionSpec(KVCacheSpec):
     state_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        self._require_positive("num_kv_heads", "head_size", "dtype_bytes")
+        self._require_positive("block_size", "num_kv_heads", "head_size", "dtype_bytes")
         if self.tokens_per_state <= 0:
             raise UsageError(f"{type(self).__name__}: tokens_per_state={self.tokens_per_state} must be above 0")
         if self.block_size % self.tokens_per_state:
@@ -250,6 +251,8 @@ class CacheGroup:
     """Whether a running request needs as many blocks as its table lacks, whatever it has done before."""
     defers_hits: ClassVar[bool] = False
     """Whether what a step computes can be hit in the next step only."""
+    aligns_steps: ClassVar[bool] = False
+    """Whether the steps of a prompt should end where `step_end` says."""
     counts_encoder_tokens: ClassVar[bool] = False
     """Whether the slots of this kind are the encoder's tokens."""
 
@@ -511,6 +514,10 @@ class CacheGroup:
     def take_own_end(self, request_id: str, num_tokens: int) -> tuple[int, int] | None:
         """(block, tokens) of the state at the request's own end. Only states have one."""
         return None
+
+    def step_end(self, request: CacheableRequest, start: int, end: int, most: int) -> int:
+        """Where a step over the tokens [start, end) should end, so that what it leaves behind can be hit."""
+        return end
 
     def new_step_starts(self) -> None:
         """A new step begins: the one before has been computed, or will be before this one reads."""

@@ -73,6 +73,7 @@ class CheckpointGroup(StateGroup):
 
     supports_fine_hits = True
     defers_hits = True
+    aligns_steps = True
 
     def __init__(self, spec: MambaSpec, context: GroupContext) -> None:
         super().__init__(spec, context)
@@ -83,7 +84,7 @@ class CheckpointGroup(StateGroup):
         self._retired: dict[str, int] = {}  # leading positions whose states have been freed
         self._before: dict[str, int] = {}  # the position of the state from which the last longer table went on
         self._has_drafts: set[str] = set()  # requests whose table ends with the drafts' blocks
-        self._new_this_step: set[bytes | None] = set()  # hashes of the checkpoints that this step computes
+        self._new_this_step: set[bytes] = set()  # hashes of the checkpoints that this step computes
 
     # -- Hit ------------------------------------------------------------------------------------------------------
 
@@ -220,7 +221,7 @@ class CheckpointGroup(StateGroup):
             self._handed.append((request_id, target, own[1]))
         block_hash = self.pool.hash_of[target]
         if block_hash is not None:
-            self._new_this_step.add(block_hash)  # it is filled by this step's copy
+            self._mark_new(block_hash)  # it is filled by this step's copy
         return True
 
     def allocate_external(self, request: CacheableRequest, num_tokens: int, to_zero: bool = True) -> None:
@@ -245,7 +246,7 @@ class CheckpointGroup(StateGroup):
         for block in table[passed.start : passed.stop]:
             block_hash = hash_of[block]
             if block_hash is not None:
-                self._new_this_step.add(block_hash)
+                self._mark_new(block_hash)
                 if self.context.hands_off_states:
                     self._handed.append((request_id, block, self.pool.tokens_of[block]))
         return runs
@@ -259,11 +260,18 @@ class CheckpointGroup(StateGroup):
             return ()
         block_hash = request.block_hashes[resume // unit - 1]
         new = self.pool.cache_partial(self.group_id, table[at], block_hash, resume)
-        self._new_this_step.add(block_hash)
+        self._mark_new(block_hash)
         if resume % size:
             self.num_cached[request_id] = self._to_copy[request_id] = at
             self._resume_block[request_id] = (table[at], resume)
         return (CachedRun(resume - unit, unit, (table[at],), (block_hash,)),) if new and self.context.observed else ()
+
+    def _mark_new(self, block_hash: bytes) -> None:
+        """Note a checkpoint of this step. Where nobody tells of steps, those that are gone are dropped now and then."""
+        self._new_this_step.add(block_hash)
+        if len(self._new_this_step) > 4 * self.pool.num_blocks:
+            index = self.pool.indexes[self.group_id]
+            self._new_this_step = {known for known in self._new_this_step if index.get(known) is not None}
 
     def _resume_point(self, request: CacheableRequest) -> int:
         """Where the same prompt sent again would resume, in tokens; a unit earlier with a draft head."""
@@ -279,6 +287,31 @@ class CheckpointGroup(StateGroup):
         size = self.block_size
         points = self.context.retention.points(request, (start + 1) * size, (end + 1) * size - 1)
         return {point // size - 1 for point in points}
+
+    def step_end(self, request: CacheableRequest, start: int, end: int, most: int) -> int:
+        """At a block's end while the prompt is computed, and where the same or a sibling prompt would resume.
+
+        A state stands where a step ended, and only those at block ends (and the resume point) can be hit. A block that
+        no step can fill (`most` tokens) is filled in several. The rule is vLLM's.
+        """
+        size, drop = self.block_size, self.context.retention.drop_step
+        last_prefill = max(request.num_prompt_tokens, request.num_tokens - 1)
+        if start >= last_prefill:
+            return end
+        if end < last_prefill:
+            aligned = end // size * size
+            if aligned > start or size <= most:
+                end = aligned
+        whole = request.num_tokens // size * size - size if drop else (request.num_tokens - 1) // size * size
+        stops = [whole]
+        if start % size:
+            stops.append((start // size + 1) * size)
+        if self._fine and whole < (resume := self._resume_point(request)) < request.num_prompt_tokens:
+            stops.append(resume)
+        junction = request.shared_prefix_boundary
+        if start < junction < end:
+            stops.append(start + (junction - start) // size * size)
+        return min((stop for stop in stops if start < stop < end), default=max(start, end))
 
     def new_step_starts(self) -> None:
         """What was made findable before can be hit from now on."""

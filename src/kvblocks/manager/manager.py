@@ -9,7 +9,7 @@ from kvblocks.errors import IntegrityError, PoolError, RequestError, UsageError
 from kvblocks.kinds import CacheableRequest, CachedRun, CacheGroup, Demand, KVCacheSpec, PrefixLookup, make_groups
 from kvblocks.manager.blocks import BlockCopy, DecodeSlots, KVCacheBlocks, PrefixHit
 from kvblocks.manager.growing import Grow, make_grow
-from kvblocks.manager.misuse import check_allocation, check_cache
+from kvblocks.manager.misuse import check_allocation, check_cache, check_setup
 from kvblocks.manager.observer import Admission, Observer
 from kvblocks.manager.request import Request
 from kvblocks.pool import BlockPool, EvictionPolicy, PoolUsage
@@ -70,8 +70,11 @@ class KVCacheManager:
 
         Raises UsageError naming the argument and the fix.
         """
-        if max_model_len < 1:
-            raise UsageError(f"max_model_len={max_model_len} must be at least 1")
+        check_setup(groups, max_model_len)
+        if eagle_groups and not use_eagle:
+            raise UsageError(
+                f"eagle_groups={list(eagle_groups)} has no effect without use_eagle=True; give both or none"
+            )
         if not 0 <= watermark < 1:
             raise UsageError(f"watermark={watermark} must be at least 0 and below 1: it is a share of the blocks")
         self.max_model_len = max_model_len
@@ -95,6 +98,7 @@ class KVCacheManager:
         self.hash_block_size = self.groups[0].context.hash_block_size if self.groups else 1
         """Granularity of the block hashes that requests must bring, in tokens."""
         self._skipping_groups = [group for group in self.groups if group.skips_tokens]
+        self._aligning_groups = [group for group in self.groups if group.aligns_steps] if enable_caching else []
         self._lookup = PrefixLookup(self.groups)
         self.observer = observer
         """Told of everything; None when nobody is."""
@@ -303,17 +307,39 @@ class KVCacheManager:
             self.observer.on_allocate(request, new_blocks, admission)
         return result
 
+    def step_tokens(self, request: Request, start: int, num_tokens: int, most: int) -> int:
+        """How many of the next `num_tokens` from token `start` a step should compute, `most` being its limit.
+
+        All of them, but where a state's checkpoints stand at the ends of steps. 0: it should wait for a step with more
+        room. `shared_prefix_boundary` of the request's look-up must be set.
+        """
+        end = start + num_tokens
+        for group in self._aligning_groups:
+            end = min(end, group.step_end(request, start, end, most))
+        return end - start
+
     def allocate_decode_slots(self, requests: Sequence[Request]) -> DecodeSlots:
         """`allocate_slots(request, 1)` for each request in turn, until one does not fit.
 
         Most requests of a decode step need no block; this call costs them one look-up and one comparison each.
         """
-        quiet_until = self.quiet_until.get
+        quiet_until, checked = self.quiet_until.get, self.checked
+        grow = None if self._watermark_blocks else self.grow
         new_blocks: dict[int, KVCacheBlocks] = {}
         for i, request in enumerate(requests):
-            computed = request.num_computed_tokens
-            if computed + 1 < quiet_until(request, 0) and 0 < computed < request.num_tokens:
-                continue
+            limit = quiet_until(request)
+            if limit is not None:
+                computed = request.num_computed_tokens
+                if not checked or 0 < computed < request.num_tokens:
+                    if computed + 1 < limit:
+                        continue
+                    if grow is not None:
+                        grown = grow(request, computed, 1, 0)
+                        if grown is None:
+                            return DecodeSlots(i, new_blocks)
+                        if grown is not self._no_blocks:
+                            new_blocks[i] = KVCacheBlocks(grown)
+                        continue
             blocks = self.allocate_slots(request, 1)
             if blocks is None:
                 return DecodeSlots(i, new_blocks)

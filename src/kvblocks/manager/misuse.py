@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from bisect import bisect
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from kvblocks.errors import RequestError
-from kvblocks.kinds import blocks_for
-from kvblocks.manager.blocks import KVCacheBlocks
+from kvblocks.errors import RequestError, UsageError
+from kvblocks.kinds import KVCacheSpec, blocks_for
+from kvblocks.manager.blocks import KVCacheBlocks, PrefixHit
 from kvblocks.manager.request import Request
 from kvblocks.pool import NULL_BLOCK
 
 if TYPE_CHECKING:
     from kvblocks.manager.manager import KVCacheManager
+
+
+def check_setup(groups: Sequence[KVCacheSpec], max_model_len: int) -> None:
+    """Raise UsageError unless these are what a manager is made from."""
+    if not isinstance(groups, Sequence) or not all(isinstance(spec, KVCacheSpec) for spec in groups):
+        raise UsageError(f"groups={groups!r} must be a list of specs, one for each group: [FullAttentionSpec(...)]")
+    if not isinstance(max_model_len, int) or max_model_len < 1:
+        raise UsageError(f"max_model_len={max_model_len!r} must be a whole number, at least 1")
 
 
 def check_allocation(
@@ -28,15 +37,19 @@ def check_allocation(
     delayed: bool,
 ) -> None:
     """Raise RequestError unless this `allocate_slots` call makes sense."""
-    if (
-        num_new_tokens
-        | num_new_computed_tokens
-        | num_lookahead_tokens
-        | num_external_computed_tokens
-        | num_encoder_tokens
-        | reserved_blocks
-    ) < 0:
-        _refuse_negative(
+    try:
+        good = (
+            num_new_tokens
+            | num_new_computed_tokens
+            | num_lookahead_tokens
+            | num_external_computed_tokens
+            | num_encoder_tokens
+            | reserved_blocks
+        ) >= 0
+    except TypeError:
+        good = False
+    if not good:
+        _refuse_counts(
             request,
             num_new_tokens=num_new_tokens,
             num_new_computed_tokens=num_new_computed_tokens,
@@ -87,9 +100,10 @@ def check_running(manager: KVCacheManager, request: Request, num_new_tokens: int
     check_allocation(manager, request, None, num_new_tokens, 0, num_lookahead_tokens, 0, 0, 0, False)
 
 
-def _refuse_negative(request: Request, **counts: int) -> NoReturn:
-    name, count = next((name, count) for name, count in counts.items() if count < 0)
-    raise RequestError(request.request_id, f"{name}={count} must not be negative")
+def _refuse_counts(request: Request, **counts: int) -> NoReturn:
+    name, count = next((n, count) for n, count in counts.items() if not isinstance(count, int) or count < 0)
+    rule = "not be negative" if isinstance(count, int) else "be a whole number"
+    raise RequestError(request.request_id, f"{name}={count!r} must {rule}")
 
 
 def check_hashes(manager: KVCacheManager, request: Request, num_tokens: int) -> None:
@@ -126,6 +140,8 @@ def _check_hit(manager: KVCacheManager, request: Request, hit: KVCacheBlocks | N
     request_id = request.request_id
     if hit is None:
         raise RequestError(request_id, f"num_new_computed_tokens={num_tokens} needs the blocks of that hit")
+    if isinstance(hit, PrefixHit):
+        raise RequestError(request_id, "new_computed_blocks is the whole hit; give its blocks: hit.blocks")
     if request_id in manager.owners:
         if num_tokens or hit:
             raise RequestError(request_id, "holds blocks already; a prefix hit is adopted at its first allocation only")

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Protocol
 
 from kvblocks.errors import RequestError
-from kvblocks.prefix import BlockHasher, ExtraKeys
+from kvblocks.prefix import BlockHasher, ExtraKeys, token_bytes
 
 
 class RequestStatus(Enum):
@@ -117,13 +117,17 @@ class TokenRequest:
         self._hasher = hasher
         if hasher is not None:
             hasher.extend(self.block_hashes, prompt_token_ids, extra_keys)
+            token_bytes(self.all_token_ids, len(self.block_hashes) * hasher.block_size, self.num_tokens)  # the rest
 
     def append_output_token_ids(self, token_ids: int | Iterable[int]) -> None:
-        """Add generated tokens, and the hashes of the units that they complete."""
-        if isinstance(token_ids, int):
-            self.all_token_ids.append(token_ids)
-        else:
-            self.all_token_ids.extend(token_ids)
+        """Add generated tokens, and the hashes of the units that they complete.
+
+        Raises UsageError for what is no token id; then nothing has been added.
+        """
+        new = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        if self._hasher is not None:
+            token_bytes(new, 0, len(new))
+        self.all_token_ids += new
         self.num_tokens = len(self.all_token_ids)
         if self._hasher is not None:
             self._hasher.extend(self.block_hashes, self.all_token_ids, self.extra_keys)

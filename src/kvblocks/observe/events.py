@@ -1,7 +1,9 @@
 """KV events: a record of which prefixes the cache holds, for routers that send requests to where their prefix is.
 
-The fields are those of vLLM's events. One difference is on purpose: a hash is reported as removed only when the last
-block that bears it is gone, so that a listener may keep a set.
+They tell what vLLM's events tell of content: hashes, the parent's hash, token ids, block size and group. They do not
+have an adapter, extra keys, a medium or the kind of the group; and they add the request. One difference is on purpose:
+a hash is reported as removed (one event for each) only when the last block that bears it is gone, so that a listener
+may keep a set.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ class BlockPool:
 
         Raises UsageError when num_blocks < 1 (the null block alone is a legal, empty pool).
         """
-        if num_blocks < 1:
-            raise UsageError(f"num_blocks={num_blocks}: a pool needs at least the null block; give 2 or more")
+        if not isinstance(num_blocks, int) or num_blocks < 1:
+            raise UsageError(f"num_blocks={num_blocks!r}: a pool needs at least the null block; give 2 or more")
         if num_groups < 0:
             raise UsageError(f"num_groups={num_groups} must not be negative")
         self.num_blocks = num_blocks

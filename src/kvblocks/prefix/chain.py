@@ -32,8 +32,8 @@ class BlockHasher:
     __slots__ = ("_count", "_new", "algorithm", "block_size", "root")
 
     def __init__(self, block_size: int, algorithm: str = "sha256", seed: bytes | str = b"") -> None:
-        if not 1 <= block_size < 2**32:
-            raise UsageError(f"block_size={block_size}: a hash unit holds at least 1 token and fewer than 2**32")
+        if not isinstance(block_size, int) or not 1 <= block_size < 2**32:
+            raise UsageError(f"block_size={block_size!r}: a hash unit holds at least 1 token and fewer than 2**32")
         found = hash_algorithm(algorithm)
         raw_seed = seed if isinstance(seed, bytes) else seed.encode("utf-8", "surrogatepass")
         name = found.name.encode()
@@ -82,7 +82,10 @@ class BlockHasher:
 
 
 def token_bytes(token_ids: Sequence[int], start: int, end: int) -> bytes:
-    """Tokens [start, end) as unsigned 32-bit little-endian integers, one after the other."""
+    """Tokens [start, end) as unsigned 32-bit little-endian integers, one after the other.
+
+    Raises UsageError for what is no token id.
+    """
     part = token_ids[start:end]
     try:
         raw = part if isinstance(part, array) and part.typecode == "I" else _as_array(part)

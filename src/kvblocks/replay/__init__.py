@@ -2,6 +2,6 @@
 
 from kvblocks.replay.result import RunResult
 from kvblocks.replay.run import MAX_BLOCKS, Replay, replay
-from kvblocks.replay.settings import ReplaySettings, StepCost
+from kvblocks.replay.settings import CacheLayout, ReplaySettings, StepCost
 
-__all__ = ["MAX_BLOCKS", "Replay", "ReplaySettings", "RunResult", "StepCost", "replay"]
+__all__ = ["MAX_BLOCKS", "CacheLayout", "Replay", "ReplaySettings", "RunResult", "StepCost", "replay"]

@@ -43,13 +43,17 @@ class Replay:
             "settings": {
                 "mode": settings.mode,
                 "block_size": settings.block_size,
+                "model": None if settings.layout is None else settings.layout.name,
                 "outputs": settings.outputs,
                 "hash_algorithm": settings.hash_algorithm,
                 "limit": settings.limit,
             },
             "interrupted": self.interrupted,
             "not_run": self.not_run,
-            "runs": [run.to_dict(series=series) for run in self.runs],
+            "runs": [
+                run.to_dict(series=series) | {"capacity_tokens": int((run.num_blocks - 1) * settings.tokens_per_block)}
+                for run in self.runs
+            ],
         }
         if not settings.serial:
             scheduler, cost = settings.scheduler, settings.cost
@@ -62,8 +66,9 @@ class Replay:
                 "prefill_tokens_per_s": cost.prefill_tokens_per_s,
                 "decode_step_s": cost.decode_step_s,
             }
-        if series and self.reuse is not None and self.prefixes is not None:
+        if series and self.reuse is not None:
             data["reuse"] = self.reuse.to_dict()
+        if series and self.prefixes is not None:
             data["prefixes"] = self.prefixes.to_list()
         return data
 
@@ -98,7 +103,9 @@ def replay(
     ordered = sorted(set(sizes))
     found = Replay(settings)
     if analyse:
-        found.reuse, found.prefixes = ReuseDistances(), SharedPrefixes(settings.block_size)
+        found.prefixes = SharedPrefixes(settings.hash_block_size)
+        if settings.layout is None or len(settings.layout.groups) == 1:
+            found.reuse = ReuseDistances()  # in blocks, which is what a cache holds where there is one group
     try:
         if settings.serial:
             _replay_serial(found, open_trace, ordered, on_progress)
@@ -120,7 +127,7 @@ def _requests(
 ) -> Iterator[ReplayRequest]:
     """The requests of the trace, hashed; the first pass also counts and analyses."""
     settings = found.settings
-    hasher = TraceHasher(settings.block_size, settings.hash_algorithm)
+    hasher = TraceHasher(settings.hash_block_size, settings.hash_algorithm)
     arrival_s = 0.0
     for number, recorded in enumerate(islice(open_trace(), settings.limit)):
         if recorded.timestamp_s is not None:  # a request without a time comes with the one before it
@@ -128,8 +135,9 @@ def _requests(
         request = ReplayRequest(number, recorded, hasher, arrival_s)
         if first:
             found.num_read += 1
-            if found.reuse is not None and found.prefixes is not None:
+            if found.reuse is not None:
                 found.reuse.touch(request.block_hashes)
+            if found.prefixes is not None:
                 found.prefixes.touch(request.block_hashes)
         yield request
 

@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from kvblocks.errors import IntegrityError
-from kvblocks.kinds import FullAttentionSpec
-from kvblocks.manager import KVCacheManager
 from kvblocks.replay.request import ReplayRequest
 from kvblocks.replay.result import RunResult, Series
-from kvblocks.replay.serial import UNLIMITED
 from kvblocks.replay.settings import ReplaySettings
 from kvblocks.scheduling import Scheduler, Step
 
@@ -22,12 +19,7 @@ class TimedRun:
     """A timed replay at one cache size."""
 
     def __init__(self, num_blocks: int, settings: ReplaySettings) -> None:
-        self.manager = KVCacheManager(
-            num_blocks,
-            [FullAttentionSpec(block_size=settings.block_size)],
-            max_model_len=settings.max_model_len or UNLIMITED,
-            watermark=settings.watermark,
-        )
+        self.manager = settings.make_manager(num_blocks)
         self.scheduler = Scheduler(self.manager, settings.scheduler)
         self._settings = settings
         pool = self.manager.block_pool

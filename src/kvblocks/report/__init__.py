@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
+from importlib.util import find_spec
 from typing import Any
 
-from kvblocks.errors import MissingExtraError, UsageError
+from kvblocks.errors import MissingExtraError
+from kvblocks.report import demo, plan
+from kvblocks.report.page import page
+from kvblocks.report.values import clean
 
-try:
-    import plotly  # noqa: F401 - told here, before long work, not when the report is written
-except ImportError as error:
-    raise MissingExtraError("plotly", "report", "an HTML report") from error
+# Looked for here, so that its absence is told before long work; loaded only when a page is made. A lone file of that
+# name on the path is not the package.
+_found = find_spec("plotly")
+if _found is None or _found.submodule_search_locations is None:
+    raise MissingExtraError("plotly", "report", "an HTML report")
 
-from kvblocks.report.page import replay_page
+
+def replay_page(data: Mapping[str, Any]) -> str:
+    """The page for a replay's data: its JSON with series, reuse distances and prefixes."""
+    from plotly.offline import get_plotlyjs
+
+    return page(clean(data), get_plotlyjs())
 
 
-def write_replay_report(data: Mapping[str, Any], path: Path) -> None:
-    """Write the page for a replay's data (its JSON with series); whole or not at all.
+def plan_page(data: Mapping[str, Any]) -> str:
+    """The page for a plan's data.
 
-    Raises UsageError naming the path when it cannot be written.
+    data: a plan's JSON; or `compare` with two of them, each with its `setting`; or a search's, with all that was
+        `tried`. Each with `kvblocks` (the version), `command` and `model`, and where they are known `gpu` (`name`,
+        `count`) and `flags`.
     """
-    page = replay_page(data)
-    part = Path(f"{path}.part")
-    try:
-        part.write_text(page, encoding="utf-8")
-        os.replace(part, path)
-    except OSError as error:
-        raise UsageError(f"{path}: the report cannot be written: {error.strerror}") from error
+    from plotly.offline import get_plotlyjs
+
+    return plan.page(clean(data), get_plotlyjs())
 
 
-__all__ = ["replay_page", "write_replay_report"]
+def demo_page(data: Mapping[str, Any]) -> str:
+    """The page for the JSON of `kvblocks demo`."""
+    from plotly.offline import get_plotlyjs
+
+    return demo.page(clean(data), get_plotlyjs())
+
+
+__all__ = ["demo_page", "plan_page", "replay_page"]

@@ -25,10 +25,15 @@ class SchedulerConfig:
     """First come, first served; or lower `priority` values first, then arrival."""
     full_sequence_must_fit: bool = True
     """Admit a request only when all its tokens fit now, not just its first chunk."""
+    num_lookahead_tokens: int = 0
+    """Slots for draft tokens that each request gets beyond its own tokens."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)} must be at least 1")
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise UsageError(f"{name}={value!r} must be at least 1")
+        if self.num_lookahead_tokens < 0:
+            raise UsageError(f"num_lookahead_tokens={self.num_lookahead_tokens} must not be negative")
         if self.policy not in ("fcfs", "priority"):
             raise UsageError(f"policy={self.policy!r} is unknown: choose 'fcfs' or 'priority'")

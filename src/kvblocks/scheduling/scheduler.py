@@ -77,13 +77,21 @@ class Scheduler:
         self._waiting: WaitingQueue = PriorityQueue() if self.config.policy == "priority" else FCFSQueue()
         self._requests: dict[str, SchedulableRequest] = {}
         self._reached: dict[str, int] = {}  # tokens that a preempted request had computed
+        self._lookahead = self.config.num_lookahead_tokens
         self._max_request_tokens = manager.max_request_tokens
+        if self._max_request_tokens < manager.max_model_len:
+            self._max_request_tokens -= self._lookahead  # the pool is the limit, and drafts need slots of it
         bound = min((g.context.max_in_flight_tokens for g in manager.groups if g.max_admission_blocks), default=None)
         if bound is not None and bound < min(self.config.max_num_batched_tokens, self._max_request_tokens):
             raise UsageError(
                 f"max_num_batched_tokens={self.config.max_num_batched_tokens} exceeds the manager's "
                 f"max_in_flight_tokens={bound}, by which windows and chunks are sized; give both the same"
             )
+
+    @property
+    def max_request_tokens(self) -> int:
+        """The longest request that can run."""
+        return self._max_request_tokens
 
     @property
     def num_waiting(self) -> int:
@@ -126,6 +134,8 @@ class Scheduler:
 
     def finish(self, request_id: str) -> None:
         """End a request, done or aborted, waiting or running: its blocks are free. An unknown id is harmless."""
+        if not isinstance(request_id, str):
+            raise UsageError(f"finish({request_id!r}): name the request by its request_id")
         request = self._requests.pop(request_id, None)
         if request is None:
             return
@@ -179,22 +189,29 @@ class Scheduler:
                 self._refuse(step, request)
                 continue
             num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
-            blocks = self.manager.allocate_slots(request, num_tokens) if num_tokens > 0 else None
+            num_tokens = self._aligned(request, request.num_computed_tokens, num_tokens)
+            blocks = None
+            if num_tokens > 0:
+                blocks = self.manager.allocate_slots(request, num_tokens, num_lookahead_tokens=self._lookahead)
             if blocks is not None:
                 step.scheduled.append(Scheduled(request, num_tokens, blocks))
                 budget -= num_tokens
                 at += 1
             elif num_tokens <= 0:
-                at += 1  # its next token has not been appended yet
+                at += 1  # its next token has not been appended yet, or no block's end is within the budget
             elif not self._make_room(step, request):
                 break
         return budget
 
     def _schedule_decodes(self, step: Step, at: int, budget: int) -> int:
         """Serve the run of decoding requests that starts at `at`, in one call; how many found room."""
+        if self._lookahead:
+            return 0
         batch: list[SchedulableRequest] = []
         longest = self._max_request_tokens
-        for request in self.running[at : at + budget]:
+        running = self.running
+        for i in range(at, min(at + budget, len(running))):
+            request = running[i]
             if request.num_tokens - request.num_computed_tokens != 1 or request.num_tokens > longest:
                 break
             batch.append(request)
@@ -206,6 +223,9 @@ class Scheduler:
             [Scheduled(request, 1, new_blocks.get(i, empty)) for i, request in enumerate(batch[: slots.num_served])]
         )
         return slots.num_served
+
+    def _aligned(self, request: SchedulableRequest, start: int, num_tokens: int) -> int:
+        return self.manager.step_tokens(request, start, num_tokens, self.config.max_num_batched_tokens)
 
     def _refuse(self, step: Step, request: SchedulableRequest) -> None:
         """End a request that has grown beyond what can ever fit."""
@@ -237,17 +257,19 @@ class Scheduler:
                 self._refuse(step, request)
                 continue
             hit = self.manager.get_computed_blocks(request)
-            num_tokens = request.num_tokens - hit.num_tokens
-            if num_tokens > budget:
-                if not config.chunked_prefill:
-                    break
-                num_tokens = budget
+            if request.num_tokens - hit.num_tokens > budget and not config.chunked_prefill:
+                break
             request.shared_prefix_boundary = hit.shared_prefix_boundary
+            num_tokens = min(request.num_tokens - hit.num_tokens, budget)
+            num_tokens = self._aligned(request, hit.num_tokens, num_tokens)
+            if not num_tokens:
+                break
             blocks = self.manager.allocate_slots(
                 request,
                 num_tokens,
                 hit.num_tokens,
                 hit.blocks,
+                num_lookahead_tokens=self._lookahead,
                 full_sequence_must_fit=config.full_sequence_must_fit,
                 has_scheduled_reqs=bool(self.running),
             )

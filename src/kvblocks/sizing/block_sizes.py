@@ -78,7 +78,9 @@ def _one_token(engine: Engine, model: Architecture, cache_format: str) -> int:
 
 def _with_pages_for_states(engine: Engine, model: Architecture, unit: int) -> Engine:
     """Attention's block grows until its page holds a state; then the state is padded to that page."""
-    state = next(cache for caches in model.layers for cache in caches if isinstance(cache, State))
+    state = next((cache for caches in model.layers for cache in caches if isinstance(cache, State)), None)
+    if state is None:
+        return engine
     needed = state.bytes(engine)
     one_token = _one_token(engine, model, engine.kv_cache_dtype)
     step = max(unit, engine.block_size)

@@ -31,7 +31,7 @@ class Effect:
     concurrency_change: float | None
     """Change of requests at once; None where either does not fit."""
     factor: float
-    """How many times as many requests fit at once; 0 when none does any more."""
+    """How many times as many requests fit at once; 0 when none does any more, 1 when none did and some do now."""
     cost: str
     """What it costs elsewhere, or what the gain is where it loses."""
 
@@ -69,8 +69,14 @@ def effects(setting: Setting, base: Plan, on_step: Callable[[], None] | None = N
         except UsageError as error:
             plan = Plan(status="refused", error=str(error))
         found.append(_effect(step, base, plan))
-    told = [effect for effect in found if effect.status != "ok" or effect.factor != 1 or effect.tokens_change]
-    return sorted(told, key=lambda effect: (effect.status == "refused", -_weight(effect)))
+    told = [
+        effect
+        for effect in found
+        if effect.status != base.status or (base.ok and (effect.factor != 1 or effect.tokens_change))
+    ]
+    return sorted(
+        told, key=lambda effect: (effect.status == "refused", -_weight(effect), -(effect.max_concurrency or 0.0))
+    )
 
 
 def count_steps(setting: Setting, base: Plan) -> int:

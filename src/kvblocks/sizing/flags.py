@@ -74,8 +74,8 @@ class EngineFlags:
             if name in WITHOUT_EFFECT:
                 continue
             if name not in names:
-                near = difflib.get_close_matches(name, [*names, *WITHOUT_EFFECT], 1)
-                hint = f"; did you mean {near[0]}?" if near else "; leave it out"
+                near = difflib.get_close_matches(name, [*names, *WITHOUT_EFFECT], 3, 0.5)
+                hint = f"; did you mean {' or '.join(near)}?" if near else "; leave it out"
                 raise UsageError(f"flag {key!r} is not one that changes the cache's size{hint}")
             found[name] = value
         return found
@@ -83,6 +83,11 @@ class EngineFlags:
     def with_(self, **changes: Any) -> EngineFlags:
         """A copy with some flags changed, checked as `from_mapping` does."""
         return replace(self, **{name: _checked(name, value) for name, value in changes.items()})
+
+    def given(self) -> dict[str, Any]:
+        """Those that differ from vLLM's defaults, by name."""
+        plain = EngineFlags()
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != getattr(plain, f.name)}
 
     @property
     def draft(self) -> Mapping[str, Any]:
@@ -122,6 +127,15 @@ _AT_LEAST_ONE = frozenset(
     "tensor_parallel_size pipeline_parallel_size decode_context_parallel_size max_num_batched_tokens max_num_seqs "
     "num_gpu_blocks_override block_size mamba_block_size kv_cache_memory_bytes".split()
 )
+_MOST = {
+    "tensor_parallel_size": 4096,
+    "pipeline_parallel_size": 4096,
+    "decode_context_parallel_size": 4096,
+    "max_num_batched_tokens": 2**30,
+    "max_num_seqs": 2**24,
+    "block_size": 2**24,
+}
+"""More than these is a slip of the pen."""
 _CHOICES = {
     "dtype": ("auto", "half", "float16", "bfloat16", "float", "float32"),
     "kv_cache_dtype": (
@@ -173,14 +187,27 @@ def _checked(name: str, value: Any) -> Any:
         if value < 1 or value >= 2**62:
             extra = ', or "auto" for the longest that fits' if name == "max_model_len" else ""
             raise UsageError(f"{name}={value} must be at least 1 and below 2**62{extra}")
+        if value > _MOST.get(name, value):
+            raise UsageError(f"{name}={value} is more than any engine runs with; give at most {_MOST[name]}")
         return value
     if name == "gpu_memory_utilization":
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
             raise UsageError(f"{name}={value!r} must be above 0 and at most 1: it is a share of the device's memory")
         return float(value)
+    if name in ("attention_backend", "quantization") and not isinstance(value, str):
+        raise UsageError(f"{name}={value!r} must be a name")
     if name == "kv_cache_dtype_skip_layers":
         given = value.split(",") if isinstance(value, str) else value
+        if not isinstance(given, (list, tuple)):
+            raise UsageError(f"{name}={value!r} must be a list of layer numbers, or sliding_window")
         return tuple(str(part).strip() for part in given)
     if name in ("speculative_config", "hf_overrides") and not isinstance(value, Mapping):
         raise UsageError(f"{name}={value!r} must be an object with fields")
+    if name == "speculative_config":
+        tokens = value.get("num_speculative_tokens")
+        if tokens is not None and (isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 < tokens <= 1024):
+            raise UsageError(f"{name}: num_speculative_tokens={tokens!r} must be a whole number from 1 to 1024")
+        for key in ("method", "model"):
+            if value.get(key) is not None and not isinstance(value[key], str):
+                raise UsageError(f"{name}: {key}={value[key]!r} must be a name")
     return value

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvblocks.errors import UsageError
 from kvblocks.sizing.flags import EngineFlags
-from kvblocks.sizing.model_config import ModelConfig
+from kvblocks.sizing.model_config import LARGEST, ModelConfig
 
 LENGTH_FIELDS = (
     "max_position_embeddings",
@@ -34,7 +34,10 @@ UNLESS_SAID = 2048
 
 
 def derived_max_model_len(config: ModelConfig) -> int | None:
-    """The longest request that the model was made for, in tokens; None when its config names no length."""
+    """The longest request that the model was made for, in tokens; None when its config names no length.
+
+    Raises UsageError for a length that no request can have.
+    """
     found = [
         int(value)
         for name in LENGTH_FIELDS
@@ -53,6 +56,12 @@ def derived_max_model_len(config: ModelConfig) -> int | None:
             if _rope_type(rope) not in ALREADY_SCALED:
                 factor = float(rope.get("factor") or factor)
         longest *= factor
+    if not 1 <= longest <= LARGEST:
+        fields = ", ".join(f"{name}={config.text[name]!r}" for name in LENGTH_FIELDS if name in config.text)
+        raise UsageError(
+            f"{config.name}: a longest request of {longest:g} tokens follows from {fields or 'the rope factor'}; "
+            "correct the config"
+        )
     return int(longest)
 
 

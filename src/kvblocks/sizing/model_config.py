@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,10 @@ LANGUAGE_PARTS = (
 """Where multimodal models keep their language model, in the order in which they are looked for."""
 
 
+LARGEST = 2**40
+"""No count or size of a model is larger."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """One model. `raw` is the whole file, `text` the part about the language model (the whole file where it has none).
@@ -33,6 +39,7 @@ class ModelConfig:
     path: Path | None = None
     title: str = ""
     """What to call it, where it has no path."""
+    _read: list[tuple[str, Any]] = field(default_factory=list, repr=False, compare=False)  # the field read last
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any], path: Path | None = None, title: str = "") -> ModelConfig:
@@ -82,7 +89,7 @@ class ModelConfig:
             raise UsageError(f"{file}: a config is a JSON object with fields, not {type(data).__name__}")
         if isinstance(data.get("weight_map"), dict):
             raise UsageError(f"{file}: is an index of weights, not a config; name the config.json beside it")
-        return cls.from_data(data, file.parent)
+        return cls.from_data(data, file.parent, str(given) if file.parent == Path() else "")
 
     @property
     def model_type(self) -> str:
@@ -105,18 +112,40 @@ class ModelConfig:
         for part in (self.text, self.raw):
             for name in names:
                 if part.get(name) is not None:
+                    self._read[:] = [(name, part[name])]
                     return part[name]
         return default
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turn what goes wrong with a field of an unexpected type or value into a UsageError that names the field.
+
+        Families read their fields where they need them, so that is where a wrong one shows.
+        """
+        try:
+            yield
+        except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+            if isinstance(error, UsageError) or not self._read:
+                raise
+            name, value = self._read[-1]
+            raise UsageError(
+                f"{self.name}: {name}={_short(value)} is not what a {self.text_type} can have there ({error}); correct "
+                "the config"
+            ) from error
 
     def whole(self, *names: str, default: int | None = None) -> int:
         """A whole number of a field. Raises UsageError naming the field when it is missing or something else."""
         value = self.get(*names, default=default)
         if value is None:
             raise UsageError(f"{self.name}: the config has no {' or '.join(names)}; it must be a whole number")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
-            raise UsageError(f"{self.name}: {names[0]}={value!r} must be a whole number")
+        name = self._read[-1][0] if self._read and self._read[-1][1] is value else names[0]
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or value != int(value):
+            raise UsageError(f"{self.name}: {name}={_short(value)} must be a whole number")
         if value < 0:
-            raise UsageError(f"{self.name}: {names[0]}={value!r} must not be negative")
+            raise UsageError(f"{self.name}: {name}={value!r} must not be negative")
+        if value > LARGEST:
+            raise UsageError(f"{self.name}: {name}={value!r} is larger than that of any model; correct the config")
         return int(value)
 
     @property
@@ -127,6 +156,11 @@ class ModelConfig:
     def fields(self) -> Iterator[str]:
         """The names of the language model's fields."""
         return iter(self.text)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _not_json(content: bytes) -> str | None:

@@ -45,12 +45,13 @@ def lay_out(
     """Layers to groups. Raises UsageError for what vLLM refuses whatever the memory; see `plan` for the arguments."""
     if flags.hf_overrides:
         config = ModelConfig.from_data({**config.raw, **flags.hf_overrides}, config.path)
-    model = describe(config, assume_full_attention=assume_full_attention)
-    engine = resolve(
-        config, model, flags, env, device_bytes=device_bytes, device_name=device_name, capability=capability
-    )
-    layers, engine = cache_layers(model, engine, env, folders)
-    groups = group_layers(layers, block_outermost=engine.block_outermost, hybrid=engine.hybrid_manager)
+    with config.explained():
+        model = describe(config, assume_full_attention=assume_full_attention)
+        engine = resolve(
+            config, model, flags, env, device_bytes=device_bytes, device_name=device_name, capability=capability
+        )
+        layers, engine = cache_layers(model, engine, env, folders)
+        groups = group_layers(layers, block_outermost=engine.block_outermost, hybrid=engine.hybrid_manager)
     check_windows(groups, engine)
     return Layout(config, model, engine, Capacity.of(groups, engine))
 
@@ -181,7 +182,8 @@ def cache_layers(
     layers: list[CacheLayer] = []
     engines: list[Engine] = []
     first = 0
-    for stage, size in enumerate(stage_sizes(len(model.layers), engine.pp, env)):
+    sizes = stage_sizes(len(model.layers), engine.pp, env)
+    for stage, size in enumerate(sizes):
         numbers = range(first, first + size)
         first += size
         engines.append(for_stage(engine, model, numbers))
@@ -193,6 +195,13 @@ def cache_layers(
         if model.attention_first:
             own.sort(key=lambda entry: isinstance(entry[1], State))
         layers += [CacheLayer(name, cache.spec(engines[-1], number), stage) for name, cache, number in own]
+    stage_of = [stage for stage, size in enumerate(sizes) for _ in range(size)]
+    for reader, target in model.reads.items():
+        if stage_of[reader] != stage_of[target]:
+            raise UsageError(
+                f"pipeline_parallel_size={engine.pp}: layer {reader} reads the cache of layer {target}, which is on "
+                f"another stage; use VLLM_PP_LAYER_PARTITION with both on one, or pipeline_parallel_size=1"
+            )
     drafts = draft_specs(model, engines[-1], env, folders)
     layers += [CacheLayer(f"draft.{i}", spec, engine.pp - 1) for i, spec in enumerate(drafts)]
     return layers, engines[0]

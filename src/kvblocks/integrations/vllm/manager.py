@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -125,8 +124,6 @@ class VLLMKVCacheManager:
         self._new_stats = PrefixCacheStats
         self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
         self._check_steps, self._step = settings.check_steps, 0
-        if self._check_steps:
-            atexit.register(self._check_at_end)
 
     def summary(self) -> str:
         """One line: that kvblocks is active, and over what."""
@@ -327,7 +324,8 @@ class VLLMKVCacheManager:
             if self._step % self._check_steps == 0:
                 self.core.check()
 
-    def _check_at_end(self) -> None:
+    def check_at_end(self) -> None:
+        """Verify every structure, and say how many blocks are still in use."""
         from kvblocks.integrations.vllm.plugin import logger
 
         self.core.check()

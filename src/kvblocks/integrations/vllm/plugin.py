@@ -60,6 +60,8 @@ def _register() -> None:
     make_manager.kvblocks_original = theirs  # type: ignore[attr-defined]
     scheduler.KVCacheManager = make_manager
     _tell_configuration(scheduler.Scheduler)
+    if settings.check_steps:
+        _check_at_the_end(scheduler.Scheduler)
 
 
 def _tell_configuration(scheduler: Any) -> None:
@@ -75,6 +77,20 @@ def _tell_configuration(scheduler: Any) -> None:
             _building.reset(token)
 
     scheduler.__init__ = init
+
+
+def _check_at_the_end(scheduler: Any) -> None:
+    """Have the manager check itself when its scheduler is shut down: the engine's process may not end by itself."""
+    original = scheduler.shutdown
+
+    @functools.wraps(original)
+    def shutdown(self: Any, *args: Any, **kwargs: Any) -> None:
+        check = getattr(getattr(self, "kv_cache_manager", None), "check_at_end", None)
+        if check is not None:
+            check()
+        original(self, *args, **kwargs)
+
+    scheduler.shutdown = shutdown
 
 
 def build(theirs: Any, *args: Any, **kwargs: Any) -> Any:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from kvblocks.errors import UsageError
 from kvblocks.sizing.layers import Attention, Cache
@@ -42,6 +42,8 @@ class Architecture:
     """A cache format that the family uses whatever is asked for."""
     vocab_size: int = 0
     """Tokens of the vocabulary, which a draft model must share; 0 where the config does not say."""
+    reads: Mapping[int, int] = field(default_factory=dict)
+    """Layers that read another layer's cache, and whose; both must be on one pipeline stage."""
     attention_first: bool = False
     """Whether the attention layers are made before the states, since several layers share them."""
     mtp: Sequence[Cache] = ()
@@ -52,6 +54,9 @@ class Architecture:
     replicates_kv_heads: bool = True
     """Whether ranks in excess of the KV heads hold copies; vLLM's code of some families does not foresee that."""
 
+
+MOST_LAYERS = 10_000
+"""No model has more decoder layers."""
 
 Family = Callable[[ModelConfig], Architecture]
 
@@ -131,7 +136,10 @@ def _short(value: object) -> str:
 
 def num_layers(config: ModelConfig) -> int:
     """Decoder layers."""
-    return config.whole("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+    layers = config.whole("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+    if not 1 <= layers <= MOST_LAYERS:
+        raise UsageError(f"{config.name}: num_hidden_layers={layers} must be 1 to {MOST_LAYERS:,}; correct the config")
+    return layers
 
 
 def num_heads(config: ModelConfig) -> int:

@@ -174,7 +174,9 @@ def exaone_moe(config: ModelConfig) -> Architecture:
         for kind, size in zip(types, sizes, strict=False)
     ]
     depth = config.whole("num_nextn_predict_layers", default=0)
-    return replace(decoder(config, layers), mtp=layers[0] if depth else (), mtp_depth=depth)
+    # vLLM builds the prediction layer without the cache's format.
+    drafts = tuple(replace(cache, own_dtype=True) for cache in layers[0]) if depth else ()
+    return replace(decoder(config, layers), mtp=drafts, mtp_depth=depth)
 
 
 @architecture("minicpm3")

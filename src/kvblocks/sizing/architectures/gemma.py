@@ -72,4 +72,6 @@ def gemma4(config: ModelConfig) -> Architecture:
     own = num_layers(config) - config.whole("num_kv_shared_layers", default=0)
     types = _types(config, 6)
     layers = [((local if name == "sliding_attention" else full,) if i < own else ()) for i, name in enumerate(types)]
-    return replace(decoder(config, layers), head_size=max(local.head_size, full.head_size))
+    last = {name: i for i, name in enumerate(types[:own])}
+    reads = {i: last[name] for i, name in enumerate(types) if i >= own and name in last}
+    return replace(decoder(config, layers), head_size=max(local.head_size, full.head_size), reads=reads)

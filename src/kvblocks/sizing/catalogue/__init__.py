@@ -32,7 +32,9 @@ def names() -> list[str]:
 def find_model(name: str) -> ModelConfig:
     """The config of a model: a path to a `config.json` or its folder, or a name of the catalogue in any case.
 
-    The publisher may be left out. Raises UsageError naming the nearest names.
+    The publisher may be left out, and so may the rest of a name that no other model has (`qwen3-next`).
+
+    Raises UsageError naming the nearest names.
     """
     if not name.strip():
         raise UsageError("no model is named; give a config.json, the folder that holds it, or a name such as qwen3-8b")
@@ -40,14 +42,16 @@ def find_model(name: str) -> ModelConfig:
         return ModelConfig.load(name)
     wanted = _plain(name)
     found = [full for full in _models() if wanted in (_plain(full), _plain(full.split("/")[-1]))]
+    found = found or [full for full in _models() if f"-{wanted}-" in f"-{_plain(full.split('/')[-1])}-"]
     if len(found) == 1:
         return ModelConfig.from_data(_models()[found[0]], None, found[0])
     if name.startswith((".", "/", "~")) or name.endswith((".json", ".gguf", ".safetensors")):
         raise UsageError(f"{name}: no such file or folder; name a config.json or the folder that holds it")
     short = {_plain(full.split("/")[-1]): full for full in _models()}
-    near = [short[key] for key in difflib.get_close_matches(wanted.split("/")[-1], short, 3, 0.5)]
+    near = found[:5] or [short[key] for key in difflib.get_close_matches(wanted.split("/")[-1], short, 3, 0.5)]
+    several = "and several of the catalogue have it" if found else "and not in the catalogue"
     raise UsageError(
-        f"{name!r} is no file or folder here, and not in the catalogue; "
+        f"{name!r} is no file or folder here, {several}; "
         + (f"the nearest there: {', '.join(near)}. " if near else "")
         + "Nothing is fetched from the network: download the model's config.json and name its path"
     )

@@ -1,0 +1,1 @@
+"""The model: its shape, its layers, attention over block tables."""
