@@ -26,9 +26,9 @@ GIVE_UP_S = 3.0
 class LiveFeed(Observer):
     """Takes snapshots of one manager for other threads. It never raises into the engine."""
 
-    def __init__(self, counters: CountersObserver, logger: logging.Logger | None = None) -> None:
-        self._counters = counters
-        self._logger = logger or logging.getLogger("kvblocks.live")
+    def __init__(self, counters: CountersObserver, sample_tokens: int, logger: logging.Logger) -> None:
+        self._counters, self._sample_tokens = counters, sample_tokens
+        self._logger = logger
         self._manager: KVCacheManager | None = None
         self._moves = 0  # how often the engine's thread told of anything
         self._wanted = False
@@ -73,7 +73,7 @@ class LiveFeed(Observer):
         if self._manager is None:
             return
         try:
-            self._snapshot = take_snapshot(self._manager, self._counters)
+            self._snapshot = take_snapshot(self._manager, self._counters, self._sample_tokens)
             self._taken_at = time.monotonic()
         except Exception:
             self._logger.exception("kvblocks: the state cannot be copied; the engine is not affected")
@@ -103,7 +103,7 @@ class LiveFeed(Observer):
         if manager is None:
             return False
         try:
-            found = take_snapshot(manager, self._counters)
+            found = take_snapshot(manager, self._counters, self._sample_tokens)
         except RuntimeError:  # something changed size while it was copied
             return False
         consistent = found.ref_count.count(0) - 1 == manager.block_pool.num_free

@@ -1,239 +1,132 @@
-"""A snapshot in figures: the pool as a map, requests with their tables, what goes next. Plain data for JSON."""
+"""The live view of one manager: what a page, a terminal and Prometheus are told, made from a snapshot.
+
+`LiveView` is used from two sides. The engine's thread tells its observers, which only count and, when somebody has
+asked, copy lists. Any other thread calls `state` and `metrics`, which work on such a copy (`feed.py` says why it is
+whole), so that whatever they cost is not the engine's time.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+import logging
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvblocks.observe import Sample, Snapshot, Stretch
+from kvblocks.errors import KVBlocksError
+from kvblocks.live.exposition import Metric
+from kvblocks.live.feed import LiveFeed
+from kvblocks.live.figures import (
+    block_map,
+    block_states,
+    count_figures,
+    history_columns,
+    largest_requests,
+    pool_figures,
+    prefix_rows,
+    request_rows,
+    victim_rows,
+)
+from kvblocks.live.metrics import cache_metrics
+from kvblocks.manager import KVCacheManager, Observer
+from kvblocks.observe import (
+    CountersObserver,
+    MissSource,
+    PrefixTreeObserver,
+    RequestCopy,
+    Sample,
+    Snapshot,
+    Stretch,
+    stretches,
+)
 
-MAX_CELLS = 4096
-"""The map has at most so many cells; a cell stands for one block where that is enough."""
-MAX_REQUESTS = 200
-MAX_RANGES = 64
-MAX_ID_CHARS = 200
-BLANK, CACHED, LIVE = 0, 1, 2
-
-
-def block_states(snapshot: Snapshot) -> bytes:
-    """One byte per block: LIVE (held), CACHED (free, its content can be found), BLANK (free, without content)."""
-    return bytes(
-        [
-            LIVE if count else CACHED if block_hash is not None else BLANK
-            for count, block_hash in zip(snapshot.ref_count, snapshot.hash_of, strict=True)
-        ]
-    )
-
-
-def pool_figures(snapshot: Snapshot, states: bytes) -> dict[str, Any]:
-    """Blocks by state, over the pool and per group. A blank block belongs to no group."""
-    live = states.count(LIVE)
-    cached = states.count(CACHED)
-    if len(snapshot.groups) == 1:
-        cached_of = Counter({0: cached})
-    else:
-        cached_of = Counter(group for group, state in zip(snapshot.group_of, states, strict=True) if state == CACHED)
-    groups = []
-    for group_id, group in enumerate(snapshot.groups):
-        held = set(chain.from_iterable(group.tables.values()))
-        held.discard(0)
-        groups.append(
-            {
-                "kind": group.kind,
-                "block_size": group.block_size,
-                "live": len(held),
-                "cached": cached_of[group_id],
-            }
-        )
-    usable = snapshot.num_blocks - 1
-    return {
-        "num_blocks": snapshot.num_blocks,
-        "usable": usable,
-        "live": live,
-        "cached": cached,
-        "blank": usable - live - cached,
-        "policy": snapshot.policy,
-        "prefix_caching": snapshot.enable_caching,
-        "groups": groups,
-    }
+SAMPLE_TOKENS = 24
+"""So many tokens of a prompt or a prefix are shown, when text is shown."""
+MAX_PREFIXES = 60
 
 
-def block_map(snapshot: Snapshot, states: bytes, order: dict[str, int], max_cells: int = MAX_CELLS) -> dict[str, Any]:
-    """The pool cut into cells of `blocks_per_cell` blocks, from block 1 on: live and cached ones in each.
-
-    `holder` is the request (its place in `order`) that holds most blocks of the cell; -1 where no listed one does.
-    """
-    usable = snapshot.num_blocks - 1
-    size = max(1, -(-usable // max_cells))
-    starts = range(1, snapshot.num_blocks, size)
-    holders: list[int] = [-1] * len(starts)
-    most = [0] * len(starts)
-    for group in snapshot.groups:
-        for name, table in group.tables.items():
-            at = order.get(name)
-            if at is None:
-                continue
-            for cell, count in Counter([(block - 1) // size for block in table if block]).items():
-                if count > most[cell]:
-                    most[cell], holders[cell] = count, at
-    return {
-        "first_block": 1,
-        "blocks_per_cell": size,
-        "live": [states.count(LIVE, start, start + size) for start in starts],
-        "cached": [states.count(CACHED, start, start + size) for start in starts],
-        "holder": holders,
-    }
+class NoSnapshotError(KVBlocksError):
+    """The engine gave no snapshot in time."""
 
 
-def ranges(blocks: Iterable[int]) -> list[list[int]]:
-    """A table as runs: [first block, how many follow each other]; skipped places are left out."""
-    found: list[list[int]] = []
-    for block in blocks:
-        if not block:
-            continue
-        if found and block == found[-1][0] + found[-1][1]:
-            found[-1][1] += 1
-        else:
-            found.append([block, 1])
-    return found
+class LiveView:
+    """Attach `observers` to a manager, then call `attach` with it."""
 
+    def __init__(
+        self,
+        *,
+        title: str = "",
+        reasons: MissSource | None = None,
+        decode: Callable[[Sequence[int]], str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        logger: logging.Logger | None = None,
+    ) -> None:
+        """
+        title: what is served, for the page.
+        reasons: who says why tokens missed, itself an observer of the same manager; without it they are "unexplained".
+        decode: from tokens to text. With it beginnings of prompts are shown; without it no token leaves the process.
+        """
+        sample_tokens = 0 if decode is None else SAMPLE_TOKENS
+        self.title = title
+        self.counters = CountersObserver(clock, reasons)
+        self._decode = decode
+        self._prefixes = PrefixTreeObserver(sample_tokens)
+        self._feed = LiveFeed(self.counters, sample_tokens, logger or logging.getLogger("kvblocks.live"))
+        self._started_s = clock()
 
-def request_rows(snapshot: Snapshot) -> list[dict[str, Any]]:
-    """The requests with most blocks first; at most `MAX_REQUESTS`, their tables at most `MAX_RANGES` runs each."""
-    num_blocks = Counter[str]()
-    for group in snapshot.groups:
-        for name, table in group.tables.items():
-            num_blocks[name] += len(table) - table.count(0)
-    ordered = sorted(snapshot.requests, key=lambda request: -num_blocks[request.request_id])[:MAX_REQUESTS]
-    rows = []
-    for request in ordered:
-        tables = []
-        for group in snapshot.groups:
-            runs = ranges(group.tables.get(request.request_id, ()))
-            tables.append({"ranges": runs[:MAX_RANGES], "left_out": max(0, len(runs) - MAX_RANGES)})
-        rows.append(
-            {
-                "request_id": short(request.request_id),
-                "status": request.status.lower(),
-                "prompt_tokens": request.num_prompt_tokens,
-                "tokens": request.num_tokens,
-                "computed_tokens": request.num_computed_tokens,
-                "hit_tokens": request.num_hit_tokens,
-                "preemptions": request.num_preemptions,
-                "age_s": round(max(0.0, snapshot.time_s - request.admitted_at_s), 3),
-                "blocks": num_blocks[request.request_id],
-                "tables": tables,
-            }
-        )
-    return rows
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """To be told of everything, in this order."""
+        return (self.counters, self._prefixes, self._feed)
 
+    def attach(self, manager: KVCacheManager) -> None:
+        """Begin. The observers must be those of this manager already, and nothing may have been allocated."""
+        self.counters.attach(manager)
+        self._prefixes.attach(manager)
+        self._feed.attach(manager)
 
-def short(name: str) -> str:
-    """A request's id, cut where it is longer than anybody reads."""
-    return name if len(name) <= MAX_ID_CHARS else name[:MAX_ID_CHARS] + "…"
+    def reject(self, reason: str) -> None:
+        """Count a request that was turned away before the manager saw it; `reason` is one of a few fixed words."""
+        self.counters.reject(reason)
 
-
-def request_order(snapshot: Snapshot, rows: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """From a request's id to its place among the rows."""
-    place = {row["request_id"]: at for at, row in enumerate(rows)}
-    return {r.request_id: place[short(r.request_id)] for r in snapshot.requests if short(r.request_id) in place}
-
-
-def victim_rows(snapshot: Snapshot) -> list[dict[str, Any]]:
-    """The next blocks to be handed out, and what is lost with each."""
-    return [
-        {
-            "block": victim.block,
-            "hash": victim.block_hash.hex()[:16] if victim.block_hash is not None else None,
-            "group": victim.group_id if victim.block_hash is not None else None,
-            "end_tokens": victim.end_tokens if victim.block_hash is not None else None,
+    def state(self) -> dict[str, Any]:
+        """Everything that the page shows, as data for JSON. Raises NoSnapshotError."""
+        snapshot = self._snapshot()
+        states = block_states(snapshot)
+        requests = largest_requests(snapshot)
+        order = {request.request_id: at for at, (request, _) in enumerate(requests)}
+        found = stretches(self._prefixes.nodes.copy(), self._prefixes.unit_tokens, MAX_PREFIXES)
+        now = Sample(snapshot.time_s, snapshot.counters.tokens)
+        return {
+            "title": self.title,
+            "up_s": round(snapshot.time_s - self._started_s, 3),
+            "pool": pool_figures(snapshot, states),
+            "map": block_map(snapshot, states, order),
+            "counts": count_figures(snapshot.counters),
+            "history": history_columns(self.counters.history.samples(), now),
+            "num_requests": len(snapshot.requests),
+            "requests": request_rows(snapshot, requests, self._text_of_request),
+            "next_victims": victim_rows(snapshot),
+            "prefixes": prefix_rows(found, self._text_of_stretch),
         }
-        for victim in snapshot.victims
-    ]
 
+    def metrics(self) -> list[Metric]:
+        """The metrics. Raises NoSnapshotError."""
+        snapshot = self._snapshot()
+        pool = pool_figures(snapshot, block_states(snapshot))
+        return list(cache_metrics(pool, snapshot.counters, len(snapshot.requests)))
 
-def block_rows(snapshot: Snapshot, start: int, count: int) -> list[dict[str, Any]]:
-    """Single blocks: state, what they hold and who holds them. `start` and `count` are within the pool."""
-    wanted = range(start, start + count)
-    holders: dict[int, list[str]] = {}
-    group_of: dict[int, int] = {}
-    for group_id, group in enumerate(snapshot.groups):
-        for name, table in group.tables.items():
-            for block in table:
-                if block in wanted and block:
-                    holders.setdefault(block, []).append(short(name))
-                    group_of[block] = group_id
-    rows = []
-    for block in wanted:
-        block_hash = snapshot.hash_of[block]
-        names = holders.get(block, [])
-        rows.append(
-            {
-                "block": block,
-                "state": "live" if snapshot.ref_count[block] else "cached" if block_hash is not None else "blank",
-                "holders": snapshot.ref_count[block],
-                "requests": names[:8],
-                "hash": block_hash.hex()[:16] if block_hash is not None else None,
-                "end_tokens": snapshot.tokens_of[block] if block_hash is not None else None,
-                "group": snapshot.group_of[block] if block_hash is not None else group_of.get(block),
-            }
-        )
-    return rows
+    def _snapshot(self) -> Snapshot:
+        snapshot = self._feed.snapshot()
+        if snapshot is None:
+            raise NoSnapshotError("the engine does not answer: it is in one long step, or it hangs")
+        return snapshot
 
+    def _text_of_request(self, request: RequestCopy) -> str | None:
+        return self._text(request.sample)
 
-def count_figures(snapshot: Snapshot) -> dict[str, Any]:
-    """Counts since the start."""
-    counters, stats = snapshot.counters, snapshot.counters.stats
-    return {
-        "requests": stats.requests,
-        "prompt_tokens": stats.queries,
-        "hit_tokens": stats.hits,
-        "external_tokens": stats.external_tokens,
-        "missed_tokens": dict(counters.tokens_by_reason),
-        "hit_rate": round(stats.hit_rate, 6),
-        "stored_blocks": sum(counters.stored_blocks),
-        "evicted_blocks": sum(counters.evicted_blocks),
-        "mean_age_at_eviction_s": _mean(counters.age_sum_s, sum(counters.age_buckets)),
-        "preemptions": counters.preemptions,
-        "recomputed_tokens": counters.recomputed_tokens,
-        "refused_allocations": counters.waiting_refusals + counters.running_refusals,
-        "refused_requests": dict(counters.refused_requests),
-        "resets": counters.resets,
-    }
+    def _text_of_stretch(self, stretch: Stretch) -> str | None:
+        node = self._prefixes.nodes.get(stretch.first)
+        return None if node is None else self._text(node.sample)
 
-
-def _mean(total: float, count: int) -> float | None:
-    return round(total / count, 3) if count else None
-
-
-def history_rows(samples: Sequence[Sample], now: Sample) -> dict[str, Any]:
-    """Tokens since the start over time, as columns; the last row is now. Times are seconds before now."""
-    rows = [sample for sample in samples if sample.time_s <= now.time_s]
-    if not rows or rows[-1].queries != now.queries:
-        rows.append(now)
-    reasons = sorted({reason for row in rows for reason in row.tokens_by_reason})
-    return {
-        "age_s": [round(now.time_s - row.time_s, 3) for row in rows],
-        "prompt_tokens": [row.queries for row in rows],
-        "hit_tokens": [row.hits for row in rows],
-        "external_tokens": [row.external_tokens for row in rows],
-        "missed_tokens": {reason: [row.tokens_by_reason.get(reason, 0) for row in rows] for reason in reasons},
-    }
-
-
-def prefix_rows(found: Sequence[Stretch], text_of: Callable[[bytes], str | None]) -> list[dict[str, Any]]:
-    """The prefix tree, parents before children; `text` where text may be shown."""
-    return [
-        {
-            "id": row.id,
-            "parent": row.parent,
-            "start_tokens": row.start_tokens,
-            "end_tokens": row.end_tokens,
-            "hits": row.hits,
-            "hit_tokens": row.hit_tokens,
-            "text": text_of(row.first),
-        }
-        for row in found
-    ]
+    def _text(self, tokens: Sequence[int]) -> str | None:
+        return self._decode(tokens) if self._decode is not None and tokens else None

@@ -14,21 +14,39 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
 from kvblocks.manager import Admission, CachedRun, KVCacheManager, Request
-from kvblocks.observe.history import History, Sample
-from kvblocks.observe.stats import CacheStats, StatsObserver
+from kvblocks.observe.history import History, Sample, TokenCounts
+from kvblocks.observe.stats import StatsObserver
 
 T = TypeVar("T")
 
 AGE_BOUNDS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 3600.0, 10_800.0, 36_000.0, 86_400.0)
 """Upper bounds of the histogram of ages at eviction."""
+UNEXPLAINED = "unexplained"
+"""The reason of all misses when nobody says more."""
 MAX_REMEMBERED = 10_000
 """Requests that are remembered after they lost their blocks, or while they wait for room; the oldest are forgotten."""
 
 
-class ReasonTokens(Protocol):
-    """Who can say why tokens missed: tokens per reason since the start. The counts only grow."""
+class MissTotals(Protocol):
+    """Tokens of all admissions since the start; each is a hit, came from elsewhere, or missed for one reason."""
 
-    def tokens_by_reason(self) -> Mapping[str, int]: ...
+    @property
+    def requests(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def hit_tokens(self) -> int: ...
+    @property
+    def external_tokens(self) -> int: ...
+    @property
+    def reasons(self) -> Mapping[str, int]: ...
+
+
+class MissSource(Protocol):
+    """Who can say why tokens missed."""
+
+    @property
+    def totals(self) -> MissTotals: ...
 
 
 class Admitted(NamedTuple):
@@ -43,7 +61,7 @@ class Admitted(NamedTuple):
 class CounterValues:
     """All counts since the start, at one moment. Tokens unless they say otherwise."""
 
-    stats: CacheStats
+    tokens: TokenCounts
     preemptions: int
     """Requests that entered again after they had lost their blocks; each time counts."""
     recomputed_tokens: int
@@ -62,15 +80,16 @@ class CounterValues:
     refused_requests: Mapping[str, int]
     """Requests that had to wait or were turned away, each once per reason."""
     resets: int
-    tokens_by_reason: Mapping[str, int]
-    """Missed tokens by reason; without somebody who knows reasons, all are under "not_explained"."""
 
 
 class CountersObserver(StatsObserver):
     """Counts for metrics and live pages. Attach it to its manager before the first call."""
 
-    def __init__(self, clock: Callable[[], float], reasons: ReasonTokens | None = None) -> None:
-        """`clock` gives seconds; `reasons` is asked now and then for missed tokens by reason."""
+    def __init__(self, clock: Callable[[], float], reasons: MissSource | None = None) -> None:
+        """`clock` gives seconds. `reasons` says why tokens missed; without it all misses are `UNEXPLAINED`.
+
+        `reasons` is an observer of the same manager, told before this one.
+        """
         super().__init__()
         self.clock = clock
         self.reasons = reasons
@@ -100,9 +119,8 @@ class CountersObserver(StatsObserver):
 
     def values(self) -> CounterValues:
         """A copy of all counts."""
-        stats = self.snapshot()
         return CounterValues(
-            stats=stats,
+            tokens=self.tokens(),
             preemptions=self._preemptions,
             recomputed_tokens=self._recomputed,
             stored_blocks=tuple(self._stored),
@@ -113,13 +131,18 @@ class CountersObserver(StatsObserver):
             running_refusals=self._running_refusals,
             refused_requests=dict(self._refused),
             resets=self._resets,
-            tokens_by_reason=self._tokens_by_reason(stats),
         )
 
-    def _tokens_by_reason(self, stats: CacheStats) -> dict[str, int]:
+    def tokens(self) -> TokenCounts:
+        """What admitted requests brought, found and missed."""
         if self.reasons is not None:
-            return dict(self.reasons.tokens_by_reason())
-        return {"not_explained": stats.queries - stats.hits - stats.external_tokens}
+            found = self.reasons.totals
+            return TokenCounts(
+                found.requests, found.tokens, found.hit_tokens, found.external_tokens, dict(found.reasons)
+            )
+        stats = self.stats
+        missed = stats.queries - stats.hits - stats.external_tokens
+        return TokenCounts(stats.requests, stats.queries, stats.hits, stats.external_tokens, {UNEXPLAINED: missed})
 
     def on_allocate(self, request: Request, new_blocks: tuple[Sequence[int], ...], admission: Admission | None) -> None:
         super().on_allocate(request, new_blocks, admission)
@@ -134,10 +157,7 @@ class CountersObserver(StatsObserver):
             found = admission.num_hit_tokens + admission.num_external_tokens
             self._recomputed += max(0, lost - found)
         if self.history.is_due(now_s):
-            stats = self.stats
-            self.history.add(
-                Sample(now_s, stats.queries, stats.hits, stats.external_tokens, self._tokens_by_reason(stats))
-            )
+            self.history.add(Sample(now_s, self.tokens()))
 
     def on_refuse(self, request: Request, blocks_needed: int, blocks_free: int) -> None:
         super().on_refuse(request, blocks_needed, blocks_free)
@@ -159,7 +179,10 @@ class CountersObserver(StatsObserver):
     def on_evict(self, group_id: int, block_hash: bytes, block: int, last_copy: bool) -> None:
         super().on_evict(group_id, block_hash, block, last_copy)
         self._evicted[group_id] += 1
-        age_s = self.clock() - self._stored_at_s[block]
+        stored_at_s = self._stored_at_s[block]
+        if not stored_at_s:  # content that moved here from another block
+            return
+        age_s = self.clock() - stored_at_s
         self._age_buckets[bisect_left(AGE_BOUNDS_S, age_s)] += 1
         self._age_sum_s += age_s
 

@@ -9,14 +9,26 @@ MAX_SAMPLES = 480
 FIRST_INTERVAL_S = 0.5
 
 
+class TokenCounts(NamedTuple):
+    """What admitted requests brought, since the start; `hits`, `external` and `missed` sum to `tokens`."""
+
+    requests: int
+    tokens: int
+    hits: int
+    external: int
+    missed: Mapping[str, int]
+    """By reason."""
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / self.tokens if self.tokens else 0.0
+
+
 class Sample(NamedTuple):
-    """Tokens since the start, at one moment."""
+    """The counts at one moment."""
 
     time_s: float
-    queries: int
-    hits: int
-    external_tokens: int
-    tokens_by_reason: Mapping[str, int]
+    tokens: TokenCounts
 
 
 class History:

@@ -1,7 +1,7 @@
 """Which prefixes are in the cache now, as a tree, and how often each was hit.
 
-Prefixes are told apart at multiples of about `UNIT_TOKENS` tokens. What is evicted leaves the tree, so it never has
-more nodes than the cache has units.
+Prefixes are told apart block by block, in a large pool at every so many blocks, so that the tree has at most about
+`MAX_NODES` nodes: what is evicted leaves it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kvblocks.manager import Admission, CachedRun, KVCacheManager, Observer, Request
 
-UNIT_TOKENS = 256
+MAX_NODES = 16_384
 
 
 @dataclass(slots=True)
@@ -34,7 +34,8 @@ class PrefixTreeObserver(Observer):
 
     def __init__(self, sample_tokens: int = 0) -> None:
         """`sample_tokens`: how many tokens of each unit are kept to be shown; 0 keeps none."""
-        self.unit_tokens = UNIT_TOKENS
+        self.unit_tokens = 1
+        """Tokens of a node."""
         self.nodes: dict[bytes, PrefixNode] = {}
         self._sample_tokens = sample_tokens
         self._group_id = 0
@@ -48,7 +49,7 @@ class PrefixTreeObserver(Observer):
         if whole:
             self._group_id = whole[0].group_id
             size = whole[0].block_size
-            self.unit_tokens = -(-UNIT_TOKENS // size) * size
+            self.unit_tokens = -(-manager.block_pool.num_blocks // MAX_NODES) * size
 
     def on_allocate(self, request: Request, new_blocks: tuple[Sequence[int], ...], admission: Admission | None) -> None:
         if admission is None or not admission.num_hit_tokens:
@@ -72,14 +73,9 @@ class PrefixTreeObserver(Observer):
                 before = at - unit
                 parent = request.block_hashes[before // self._hash_tokens - 1] if before else None
                 if block_hash not in self.nodes:
-                    sample = self._sample_of(request, before)
+                    sample = token_sample(request, before, min(unit, self._sample_tokens))
                     self.nodes[block_hash] = PrefixNode(parent, at, sample=sample)
             at += unit
-
-    def _sample_of(self, request: Request, start: int) -> Sequence[int]:
-        if not self._sample_tokens:
-            return ()
-        return tuple(getattr(request, "all_token_ids", ())[start : start + self._sample_tokens])
 
     def on_evict(self, group_id: int, block_hash: bytes, block: int, last_copy: bool) -> None:
         if last_copy and group_id == self._group_id:
@@ -87,6 +83,11 @@ class PrefixTreeObserver(Observer):
 
     def on_reset(self) -> None:
         self.nodes.clear()
+
+
+def token_sample(request: Request, start: int, count: int) -> Sequence[int]:
+    """Some tokens of a request, if it has them."""
+    return tuple(getattr(request, "all_token_ids", ())[start : start + count]) if count else ()
 
 
 class Stretch(NamedTuple):

@@ -7,12 +7,14 @@ little as can be: some milliseconds for 400,000 blocks. What the copies mean is 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
 from kvblocks.manager import KVCacheManager
 from kvblocks.observe.counters import CountersObserver, CounterValues
+from kvblocks.observe.prefixes import token_sample
 
 MAX_VICTIMS = 64
 """So many of the next blocks to be handed out are listed."""
@@ -29,6 +31,8 @@ class RequestCopy(NamedTuple):
     num_hit_tokens: int
     num_preemptions: int
     admitted_at_s: float
+    sample: Sequence[int]
+    """The prompt's first tokens, when text may be shown."""
 
 
 class GroupCopy(NamedTuple):
@@ -70,8 +74,11 @@ class Snapshot:
     counters: CounterValues
 
 
-def take_snapshot(manager: KVCacheManager, counters: CountersObserver) -> Snapshot:
-    """Copy the state. Call it between two calls of the manager, in the thread that makes them or when it rests."""
+def take_snapshot(manager: KVCacheManager, counters: CountersObserver, sample_tokens: int = 0) -> Snapshot:
+    """Copy the state. Call it between two calls of the manager, in the thread that makes them or when it rests.
+
+    `sample_tokens`: how many tokens of each prompt are copied, to be shown as text. Salts and other keys never are.
+    """
     pool = manager.block_pool
     requests = []
     for name, request in manager.owners.copy().items():
@@ -86,6 +93,7 @@ def take_snapshot(manager: KVCacheManager, counters: CountersObserver) -> Snapsh
                 admitted.num_hit_tokens if admitted else 0,
                 request.num_preemptions,
                 admitted.at_s if admitted else 0.0,
+                token_sample(request, 0, sample_tokens),
             )
         )
     return Snapshot(
