@@ -39,7 +39,7 @@ class LiveFeed(Observer):
         self.pause_s = 0.0
         """Time that the engine's thread has spent on snapshots."""
 
-    def attach(self, manager: KVCacheManager) -> None:
+    def on_attach(self, manager: KVCacheManager) -> None:
         """Begin: this is an observer of that manager."""
         self._manager = manager
 

@@ -99,7 +99,7 @@ class KVCacheManager:
         """Granularity of the block hashes that requests must bring, in tokens."""
         self._skipping_groups = [group for group in self.groups if group.skips_tokens]
         self._aligning_groups = [group for group in self.groups if group.aligns_steps] if enable_caching else []
-        self._lookup = PrefixLookup(self.groups)
+        self.lookup = PrefixLookup(self.groups)
         self.observer = observer
         """Told of everything; None when nobody is."""
         self.block_pool.listener = observer
@@ -119,6 +119,8 @@ class KVCacheManager:
         self.owners: dict[str, Request] = {}
         """The requests that hold blocks, by id."""
         self._held: Counter[int] = Counter()  # blocks of no table that still have a holder, until they are released
+        if observer is not None:
+            observer.on_attach(self)
 
     # -- Reading --------------------------------------------------------------------------------------------------
 
@@ -149,7 +151,7 @@ class KVCacheManager:
         """
         if not self.enable_caching or request.skip_reading_prefix_cache:
             return self._no_hit
-        found = self._lookup.longest_hit(request.block_hashes, request.num_tokens - 1)
+        found = self.lookup.longest_hit(request.block_hashes, request.num_tokens - 1)
         boundary = found.longest_single if found.longest_single > found.num_tokens else 0
         blocks = self.empty_kv_cache_blocks
         if found.num_tokens:
@@ -290,6 +292,8 @@ class KVCacheManager:
         admitted = request.request_id not in self.owners
         if admitted:
             self.owners[request.request_id] = request
+            if self.observer is not None:
+                self.observer.on_admit(request, Admission(num_new_computed_tokens, num_external_computed_tokens))
         if hits is not None or num_external_computed_tokens:
             self._adopt(request, hits, local, adopted, num_external_computed_tokens > 0, skip_zeroing_group_ids)
         new_blocks = tuple(
@@ -551,7 +555,10 @@ class KVCacheManager:
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
         """Forget the content of these blocks. Blocks in use stay in use, and are blank when they are freed."""
-        self.block_pool.evict(block_ids)
+        ids = list(block_ids)
+        if self.observer is not None:
+            self.observer.on_evict_blocks(ids)
+        self.block_pool.evict(ids)
         self.quiet_until.clear()  # a prompt's end inside a block is made findable again at the next step
 
     def reset_prefix_cache(self) -> bool:

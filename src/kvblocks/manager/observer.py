@@ -6,12 +6,15 @@ back or raise. Without one, none of this costs anything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvblocks.kinds import CachedRun
 from kvblocks.manager.blocks import PrefixHit
 from kvblocks.manager.request import Request
+
+if TYPE_CHECKING:
+    from kvblocks.manager.manager import KVCacheManager
 
 
 class Admission(NamedTuple):
@@ -27,8 +30,14 @@ class Observer:
     def on_step(self) -> None:
         """A new step is being scheduled. No call is under way: all that the manager holds agrees with itself."""
 
+    def on_attach(self, manager: KVCacheManager) -> None:
+        """Told once, at the end of the manager's construction; the manager may be read from then on."""
+
     def on_lookup(self, request: Request, hit: PrefixHit) -> None:
         """`get_computed_blocks` answered. A waiting request is looked up every step: count admissions instead."""
+
+    def on_admit(self, request: Request, admission: Admission) -> None:
+        """The request enters: its room is certain and nothing has changed yet. `on_allocate` follows."""
 
     def on_allocate(self, request: Request, new_blocks: tuple[Sequence[int], ...], admission: Admission | None) -> None:
         """`allocate_slots` succeeded with these new blocks per group; `admission` when the request entered with it."""
@@ -41,6 +50,9 @@ class Observer:
 
     def on_evict(self, group_id: int, block_hash: bytes, block: int, last_copy: bool) -> None:
         """A block lost a hash; `last_copy` when no other block of the group bears it now."""
+
+    def on_evict_blocks(self, blocks: Collection[int]) -> None:
+        """`evict_blocks` was asked to forget these blocks. `on_evict` follows for each of their hashes."""
 
     def on_free(self, request_id: str) -> None:
         """The request holds no blocks any more."""
@@ -59,9 +71,17 @@ class Observers(Observer):
         for observer in self.observers:
             observer.on_step()
 
+    def on_attach(self, manager: KVCacheManager) -> None:
+        for observer in self.observers:
+            observer.on_attach(manager)
+
     def on_lookup(self, request: Request, hit: PrefixHit) -> None:
         for observer in self.observers:
             observer.on_lookup(request, hit)
+
+    def on_admit(self, request: Request, admission: Admission) -> None:
+        for observer in self.observers:
+            observer.on_admit(request, admission)
 
     def on_allocate(self, request: Request, new_blocks: tuple[Sequence[int], ...], admission: Admission | None) -> None:
         for observer in self.observers:
@@ -78,6 +98,10 @@ class Observers(Observer):
     def on_evict(self, group_id: int, block_hash: bytes, block: int, last_copy: bool) -> None:
         for observer in self.observers:
             observer.on_evict(group_id, block_hash, block, last_copy)
+
+    def on_evict_blocks(self, blocks: Collection[int]) -> None:
+        for observer in self.observers:
+            observer.on_evict_blocks(blocks)
 
     def on_free(self, request_id: str) -> None:
         for observer in self.observers:

@@ -107,7 +107,7 @@ class CountersObserver(StatsObserver):
         self._preemptions = self._recomputed = self._waiting_refusals = self._running_refusals = self._resets = 0
         self._refused: Counter[str] = Counter()
 
-    def attach(self, manager: KVCacheManager) -> None:
+    def on_attach(self, manager: KVCacheManager) -> None:
         """Learn the sizes of the manager that this is an observer of."""
         self._stored_at_s = array("d", bytes(8 * manager.block_pool.num_blocks))
         self._num_usable = manager.block_pool.num_blocks - 1

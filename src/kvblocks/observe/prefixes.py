@@ -41,7 +41,7 @@ class PrefixTreeObserver(Observer):
         self._group_id = 0
         self._hash_tokens = 1
 
-    def attach(self, manager: KVCacheManager) -> None:
+    def on_attach(self, manager: KVCacheManager) -> None:
         """Learn the sizes of the manager that this is an observer of."""
         self._hash_tokens = manager.hash_block_size
         caching = [group for group in manager.groups if group.spec.prefix_cacheable]
