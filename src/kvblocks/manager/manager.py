@@ -546,10 +546,12 @@ class KVCacheManager:
     def new_step_starts(self) -> None:
         """Tell that a new step is being scheduled: what the one before made findable can be hit now in any way.
 
-        Needed with checkpoints of states and with `fine_hits`, harmless without.
+        Needed with checkpoints of states, with `fine_hits` and by observers that follow the steps, harmless without.
         """
         for group in self.groups:
             group.new_step_starts()
+        if self.observer is not None:
+            self.observer.on_step()
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
         """Forget the content of these blocks. Blocks in use stay in use, and are blank when they are freed."""

@@ -27,6 +27,9 @@ class Admission(NamedTuple):
 class Observer:
     """Base of all observers: every hook does nothing. Override the ones of interest."""
 
+    def on_step(self) -> None:
+        """A new step is being scheduled. No call is under way: all that the manager holds agrees with itself."""
+
     def on_attach(self, manager: KVCacheManager) -> None:
         """Told once, at the end of the manager's construction; the manager may be read from then on."""
 
@@ -63,6 +66,10 @@ class Observers(Observer):
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self.observers = tuple(observers)
+
+    def on_step(self) -> None:
+        for observer in self.observers:
+            observer.on_step()
 
     def on_attach(self, manager: KVCacheManager) -> None:
         for observer in self.observers:

@@ -1,7 +1,10 @@
-"""Observers of the manager: statistics, miss reasons and KV events as plain data."""
+"""Observers of the manager: statistics, miss reasons, KV events, counters, and the state of the pool as plain data."""
 
+from kvblocks.observe.counters import AGE_BOUNDS_S, UNEXPLAINED, CountersObserver, CounterValues, MissSource, MissTotals
 from kvblocks.observe.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, KVEventRecorder
+from kvblocks.observe.history import History, Sample, TokenCounts
 from kvblocks.observe.misses import MissReasons
+from kvblocks.observe.prefixes import PrefixNode, PrefixTreeObserver, Stretch, stretches
 from kvblocks.observe.reasons import (
     REASONS,
     Evicted,
@@ -14,25 +17,44 @@ from kvblocks.observe.reasons import (
     RequestMisses,
     Totals,
 )
+from kvblocks.observe.snapshot import GroupCopy, RequestCopy, Snapshot, Victim, take_snapshot
 from kvblocks.observe.stats import CacheStats, StatsObserver
 
 __all__ = [
+    "AGE_BOUNDS_S",
     "REASONS",
+    "UNEXPLAINED",
     "AllBlocksCleared",
     "BlockRemoved",
     "BlockStored",
     "CacheStats",
+    "CounterValues",
+    "CountersObserver",
     "Evicted",
     "FirstSeen",
+    "GroupCopy",
     "GroupVeto",
+    "History",
     "InFlight",
     "KVEvent",
     "KVEventRecorder",
     "KeyDiffers",
     "Miss",
     "MissReasons",
+    "MissSource",
+    "MissTotals",
+    "PrefixNode",
+    "PrefixTreeObserver",
     "Reason",
+    "RequestCopy",
     "RequestMisses",
+    "Sample",
+    "Snapshot",
     "StatsObserver",
+    "Stretch",
+    "TokenCounts",
     "Totals",
+    "Victim",
+    "stretches",
+    "take_snapshot",
 ]

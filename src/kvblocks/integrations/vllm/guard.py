@@ -28,6 +28,9 @@ class GuardedObservers(Observer):
                     type(observer).__qualname__,
                 )
 
+    def on_step(self) -> None:
+        self._tell(lambda observer: observer.on_step())
+
     def on_lookup(self, request: Request, hit: PrefixHit) -> None:
         self._tell(lambda observer: observer.on_lookup(request, hit))
 

@@ -73,10 +73,14 @@ class LRU:
         return blocks
 
     def peek(self) -> Iterator[int]:
-        left = {block: count for block, count in enumerate(self._stale) if count} if self._num_stale else {}
+        if not self._num_stale:
+            yield from self._queue
+            return
+        stale, known = self._stale, len(self._stale)
+        skipped: dict[int, int] = {}
         for block in self._queue:
-            if left.get(block):
-                left[block] -= 1
+            if block < known and stale[block] and (count := skipped.get(block, 0)) < stale[block]:
+                skipped[block] = count + 1
             else:
                 yield block
 
