@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer as Fast
 from kvblocks.engine import Engine, EngineSettings, LoadedModel, Tokenizer
 from kvblocks.engine.model.shape import read_shape
 from kvblocks.engine.weights import RandomSource, build_weights, parameter_shapes
+from kvblocks.manager import Observer
 from kvblocks.sizing import ModelConfig
 from kvblocks.traces.text import compile_template
 from tests.engine.tiny import BASE
@@ -48,8 +50,8 @@ def talker() -> LoadedModel:
     return LoadedModel("talker", shape, weights, tokenizer())
 
 
-def engine(**settings: Any) -> Engine:
+def engine(observers: Sequence[Observer] = (), **settings: Any) -> Engine:
     """An engine over the talker."""
     model = talker()
     settings = {"block_size": 8, "num_blocks": 400, "debug": True, **settings}
-    return Engine(model.shape, model.weights, model.tokenizer, EngineSettings(**settings))
+    return Engine(model.shape, model.weights, model.tokenizer, EngineSettings(**settings), observers=observers)

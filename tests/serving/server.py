@@ -13,6 +13,7 @@ import uvicorn
 
 from kvblocks.engine import Engine
 from kvblocks.engine.loop import EngineLoop
+from kvblocks.live import LiveView
 from kvblocks.serving import ServerLimits, create_app
 from tests.engine.words import engine, talker
 
@@ -39,9 +40,10 @@ class Running:
 @contextmanager
 def server(limits: ServerLimits | None = None, api_key: str | None = None, **settings: Any) -> Iterator[Running]:
     """A server over the tiny talker."""
-    model, made = talker(), engine(**settings)
+    model, view = talker(), LiveView(title="talker")
+    made = engine(observers=view.observers, **settings)
     loop = EngineLoop(made)
-    app = create_app(loop, model.tokenizer, model.name, limits=limits, api_key=api_key)
+    app = create_app(loop, model.tokenizer, model.name, view, limits=limits, api_key=api_key)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     port = listener.getsockname()[1]

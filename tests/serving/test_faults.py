@@ -144,7 +144,7 @@ def test_the_cache_is_reset_only_when_nothing_runs(running: Running) -> None:
 def test_metrics_count_what_happened(running: Running) -> None:
     text = httpx.get(f"{running.url}/metrics").text
     assert "kvblocks_engine_generated_tokens_total" in text
-    assert "kvblocks_blocks_live 0.0" in text
+    assert 'kvblocks_blocks{state="live"} 0' in text
 
 
 def test_an_answer_that_takes_too_long_is_ended() -> None:

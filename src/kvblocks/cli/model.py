@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -12,6 +13,7 @@ from kvblocks.cli.sizes import number, parse_bytes, whole_number
 
 if TYPE_CHECKING:
     from kvblocks.engine import Engine, EngineSettings, LoadedModel
+    from kvblocks.manager import Observer
 
 ModelPath = Annotated[
     str | None,
@@ -66,9 +68,11 @@ def load(path: str | None) -> LoadedModel:
         return load_model(path, lambda done, total: bar.update(task, completed=done, total=total))
 
 
-def start(path: str | None, settings: EngineSettings) -> tuple[LoadedModel, Engine]:
-    """Load a model and take the memory of its cache."""
+def start(
+    path: str | None, settings: EngineSettings, observe: Callable[[LoadedModel], Sequence[Observer]] = lambda _: ()
+) -> tuple[LoadedModel, Engine]:
+    """Load a model and take the memory of its cache; `observe` makes observers of the cache."""
     from kvblocks.engine import Engine
 
     model = load(path)
-    return model, Engine(model.shape, model.weights, model.tokenizer, settings)
+    return model, Engine(model.shape, model.weights, model.tokenizer, settings, observers=observe(model))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +13,10 @@ from kvblocks.cli.output import check_outputs, plain_console, write_json
 from kvblocks.cli.sizes import parse_bytes
 from kvblocks.errors import UsageError
 
+if TYPE_CHECKING:
+    from kvblocks.engine import LoadedModel
+    from kvblocks.manager import Observer
+
 HELP = """Serve a model on the CPU to OpenAI clients.
 
 \b
@@ -19,9 +24,9 @@ HELP = """Serve a model on the CPU to OpenAI clients.
   kvblocks serve --model folder --port 8000 --kv-memory 1GiB
   kvblocks serve --host 0.0.0.0 --api-key KEY
 
-Routes: /v1/chat/completions, /v1/completions, /v1/models, /metrics, /reset_prefix_cache, /health. It listens on this
-machine only, unless --host says otherwise; then --api-key (or KVBLOCKS_API_KEY) is needed. SIGINT and SIGTERM end it,
-after running requests are answered or ten seconds are over.
+Routes: /v1/chat/completions, /v1/completions, /v1/models, /metrics, /reset_prefix_cache, /health, and the live page at
+/ (with a key: /#key=KEY). It listens on this machine only, unless --host says otherwise; then --api-key (or
+KVBLOCKS_API_KEY) is needed. SIGINT and SIGTERM end it, after running requests are answered or ten seconds are over.
 
 Exit codes: 0 ended by a signal, 2 bad input or usage.
 """
@@ -54,11 +59,15 @@ def command(
     request_timeout_s: Annotated[
         float, typer.Option("--request-timeout", parser=options.number, metavar="S", help="Seconds for an answer.")
     ] = 300.0,
+    show_text: Annotated[
+        bool, typer.Option("--show-text", help="Let the live page show how prompts and prefixes begin.")
+    ] = False,
     json_path: Annotated[
         str | None, typer.Option("--json", metavar="FILE|-", help="Write where it listens and with what, as JSON.")
     ] = None,
 ) -> None:
     from kvblocks.engine.loop import EngineLoop
+    from kvblocks.live import LiveView
     from kvblocks.serving import ServerLimits, check_address, create_app, serve
 
     check_outputs({"--json": json_path})
@@ -82,9 +91,16 @@ def command(
         enable_caching=caching,
         num_draft_tokens=num_draft_tokens,
     )
-    loaded, engine = options.start(model, settings)
+    views: list[LiveView] = []
+
+    def observe(loaded: LoadedModel) -> Sequence[Observer]:
+        decode = loaded.tokenizer.decode if show_text else None
+        views.append(LiveView(title=served_model_name or loaded.name, decode=decode))
+        return views[0].observers
+
+    loaded, engine = options.start(model, settings, observe)
     name = served_model_name or loaded.name
-    app = create_app(EngineLoop(engine), loaded.tokenizer, name, limits=limits, api_key=api_key)
+    app = create_app(EngineLoop(engine), loaded.tokenizer, name, views[0], limits=limits, api_key=api_key)
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     facts = {
         "url": url,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from kvblocks import __version__
+from kvblocks.live.document import page
 from kvblocks.live.exposition import CONTENT_TYPE, exposition
-from kvblocks.live.page import page
 from kvblocks.live.view import LiveView, NoSnapshotError
 
 HEADERS = {

@@ -30,7 +30,7 @@ from kvblocks.live.metrics import cache_metrics
 from kvblocks.manager import Observer
 from kvblocks.observe import (
     CountersObserver,
-    MissSource,
+    MissReasons,
     PrefixTreeObserver,
     RequestCopy,
     Sample,
@@ -55,19 +55,20 @@ class LiveView:
         self,
         *,
         title: str = "",
-        reasons: MissSource | None = None,
+        reasons: MissReasons | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
         clock: Callable[[], float] = time.monotonic,
         logger: logging.Logger | None = None,
     ) -> None:
         """
         title: what is served, for the page.
-        reasons: who says why tokens missed, itself an observer of the same manager; without it they are "unexplained".
+        reasons: says why tokens missed; give one for requests whose tokens and keys it must be told how to read.
         decode: from tokens to text. With it beginnings of prompts are shown; without it no token leaves the process.
         """
         sample_tokens = 0 if decode is None else SAMPLE_TOKENS
         self.title = title
-        self.counters = CountersObserver(clock, reasons)
+        self.reasons = reasons or MissReasons(clock=clock)
+        self.counters = CountersObserver(clock, self.reasons)
         self._decode = decode
         self._prefixes = PrefixTreeObserver(sample_tokens)
         self._feed = LiveFeed(self.counters, sample_tokens, logger or logging.getLogger("kvblocks.live"))
@@ -76,7 +77,7 @@ class LiveView:
     @property
     def observers(self) -> tuple[Observer, ...]:
         """To be told of everything, in this order."""
-        return (self.counters, self._prefixes, self._feed)
+        return (self.reasons, self.counters, self._prefixes, self._feed)
 
     def reject(self, reason: str) -> None:
         """Count a request that was turned away before the manager saw it; `reason` is one of a few fixed words."""

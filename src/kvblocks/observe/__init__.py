@@ -1,6 +1,6 @@
 """Observers of the manager: statistics, miss reasons, KV events, counters, and the state of the pool as plain data."""
 
-from kvblocks.observe.counters import AGE_BOUNDS_S, UNEXPLAINED, CountersObserver, CounterValues, MissSource, MissTotals
+from kvblocks.observe.counters import AGE_BOUNDS_S, CountersObserver, CounterValues
 from kvblocks.observe.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, KVEventRecorder
 from kvblocks.observe.history import History, Sample, TokenCounts
 from kvblocks.observe.misses import MissReasons
@@ -23,7 +23,6 @@ from kvblocks.observe.stats import CacheStats, StatsObserver
 __all__ = [
     "AGE_BOUNDS_S",
     "REASONS",
-    "UNEXPLAINED",
     "AllBlocksCleared",
     "BlockRemoved",
     "BlockStored",
@@ -41,8 +40,6 @@ __all__ = [
     "KeyDiffers",
     "Miss",
     "MissReasons",
-    "MissSource",
-    "MissTotals",
     "PrefixNode",
     "PrefixTreeObserver",
     "Reason",

@@ -11,42 +11,19 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 from kvblocks.manager import Admission, CachedRun, KVCacheManager, Request
 from kvblocks.observe.history import History, Sample, TokenCounts
+from kvblocks.observe.misses import MissReasons
 from kvblocks.observe.stats import StatsObserver
 
 T = TypeVar("T")
 
 AGE_BOUNDS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 3600.0, 10_800.0, 36_000.0, 86_400.0)
 """Upper bounds of the histogram of ages at eviction."""
-UNEXPLAINED = "unexplained"
-"""The reason of all misses when nobody says more."""
 MAX_REMEMBERED = 10_000
 """Requests that are remembered after they lost their blocks, or while they wait for room; the oldest are forgotten."""
-
-
-class MissTotals(Protocol):
-    """Tokens of all admissions since the start; each is a hit, came from elsewhere, or missed for one reason."""
-
-    @property
-    def requests(self) -> int: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def hit_tokens(self) -> int: ...
-    @property
-    def external_tokens(self) -> int: ...
-    @property
-    def reasons(self) -> Mapping[str, int]: ...
-
-
-class MissSource(Protocol):
-    """Who can say why tokens missed."""
-
-    @property
-    def totals(self) -> MissTotals: ...
 
 
 class Admitted(NamedTuple):
@@ -85,11 +62,8 @@ class CounterValues:
 class CountersObserver(StatsObserver):
     """Counts for metrics and live pages. Attach it to its manager before the first call."""
 
-    def __init__(self, clock: Callable[[], float], reasons: MissSource | None = None) -> None:
-        """`clock` gives seconds. `reasons` says why tokens missed; without it all misses are `UNEXPLAINED`.
-
-        `reasons` is an observer of the same manager, told before this one.
-        """
+    def __init__(self, clock: Callable[[], float], reasons: MissReasons) -> None:
+        """`clock` gives seconds. `reasons` is an observer of the same manager, told before this one."""
         super().__init__()
         self.clock = clock
         self.reasons = reasons
@@ -135,14 +109,9 @@ class CountersObserver(StatsObserver):
 
     def tokens(self) -> TokenCounts:
         """What admitted requests brought, found and missed."""
-        if self.reasons is not None:
-            found = self.reasons.totals
-            return TokenCounts(
-                found.requests, found.tokens, found.hit_tokens, found.external_tokens, dict(found.reasons)
-            )
-        stats = self.stats
-        missed = stats.queries - stats.hits - stats.external_tokens
-        return TokenCounts(stats.requests, stats.queries, stats.hits, stats.external_tokens, {UNEXPLAINED: missed})
+        found = self.reasons.totals
+        missed = {str(reason): tokens for reason, tokens in found.reasons.items()}
+        return TokenCounts(found.requests, found.tokens, found.hit_tokens, found.external_tokens, missed)
 
     def on_allocate(self, request: Request, new_blocks: tuple[Sequence[int], ...], admission: Admission | None) -> None:
         super().on_allocate(request, new_blocks, admission)

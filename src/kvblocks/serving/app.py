@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kvblocks import live
 from kvblocks.engine import Generation, SamplingParams, Tokenizer
 from kvblocks.engine.loop import EngineLoop
 from kvblocks.errors import UsageError
@@ -37,14 +38,15 @@ def create_app(
     loop: EngineLoop,
     tokenizer: Tokenizer,
     model_name: str,
+    view: live.LiveView,
     *,
     limits: ServerLimits | None = None,
     api_key: str | None = None,
-    extend: Callable[[FastAPI], None] | None = None,
 ) -> FastAPI:
-    """The server's app. `extend` may add routes (the live page at `/`); without it `/` tells what there is.
+    """The server's app. `view` is the engine's live view, shown at `/`.
 
-    With an `api_key` every route but /health asks for it; without one only loopback host names are answered.
+    With an `api_key` every route asks for it but /health and the page, which holds no data by itself; without one only
+    loopback host names are answered.
     The loop is stopped when the app shuts down.
     """
 
@@ -54,7 +56,7 @@ def create_app(
         await asyncio.to_thread(loop.stop)
 
     app = FastAPI(title="kvblocks", lifespan=lifespan, openapi_url=None)
-    server = _Server(loop, tokenizer, model_name, limits or ServerLimits())
+    server = _Server(loop, tokenizer, model_name, view, limits or ServerLimits())
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(404, _not_found)
     app.add_middleware(_Guard, api_key=api_key)
@@ -64,10 +66,8 @@ def create_app(
     app.get("/metrics")(server.metrics)
     app.get("/health")(server.health)
     app.post("/reset_prefix_cache")(server.reset)
-    if extend is not None:
-        extend(app)
-    else:
-        app.get("/")(server.index)
+    app.get("/")(server.page)
+    app.get("/state")(server.state)
     return app
 
 
@@ -101,7 +101,7 @@ class _Guard:
                 return ApiError(403, "this server answers loopback host names only")
             return None
         given = request.headers.get("authorization", "").encode()
-        if request.url.path == "/health" or hmac.compare_digest(given, self._key):
+        if request.url.path in ("/", "/health") or hmac.compare_digest(given, self._key):
             return None
         return ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
 
@@ -123,8 +123,11 @@ class _Stream(StreamingResponse):
 class _Server:
     """The handlers."""
 
-    def __init__(self, loop: EngineLoop, tokenizer: Tokenizer, model_name: str, limits: ServerLimits) -> None:
+    def __init__(
+        self, loop: EngineLoop, tokenizer: Tokenizer, model_name: str, view: live.LiveView, limits: ServerLimits
+    ) -> None:
         self._loop, self._tokenizer, self._model, self._limits = loop, tokenizer, model_name, limits
+        self._view = view
         self._started = int(time.time())
         self._open = 0
 
@@ -242,7 +245,8 @@ class _Server:
     async def metrics(self) -> Response:
         """Prometheus' text format."""
         text, kind = exposition(self._loop.engine, self._open)
-        return Response(text, media_type=kind)
+        reply = await asyncio.to_thread(live.answer, self._view, "/metrics")
+        return Response(text + (reply.body if reply.status == 200 else b""), media_type=kind)
 
     async def health(self) -> Response:
         """Whether the server is there."""
@@ -256,10 +260,17 @@ class _Server:
             raise ApiError(409, "requests are running, so their blocks cannot be forgotten; try again later")
         return JSONResponse({"status": "ok"})
 
-    async def index(self) -> Response:
-        """What there is."""
-        paths = ["/v1/chat/completions", "/v1/completions", "/v1/models", "/metrics", "/reset_prefix_cache", "/health"]
-        return JSONResponse({"server": "kvblocks", "model": self._model, "paths": paths})
+    async def page(self) -> Response:
+        """The live page."""
+        return await self._show("/")
+
+    async def state(self) -> Response:
+        """What the page shows, as JSON."""
+        return await self._show("/state")
+
+    async def _show(self, path: str) -> Response:
+        reply = await asyncio.to_thread(live.answer, self._view, path)
+        return Response(reply.body, reply.status, live.HEADERS, reply.content_type)
 
 
 class _Reply:

@@ -33,14 +33,10 @@ class _EngineCollector(Collector):
         """Plain reads of counts; a scrape in the middle of a step may see some of it."""
         for name, text in _COUNTERS.items():
             yield CounterMetricFamily(f"kvblocks_engine_{name}", text, getattr(self._engine.stats, name))
-        usage, scheduler = self._engine.manager.pool_usage, self._engine.scheduler
+        scheduler = self._engine.scheduler
         yield GaugeMetricFamily("kvblocks_requests_open", "Requests that wait or run, as HTTP sees them.", self._open)
         yield GaugeMetricFamily("kvblocks_requests_running", "Requests in the batch.", len(scheduler.running))
         yield GaugeMetricFamily("kvblocks_requests_waiting", "Requests without blocks.", scheduler.num_waiting)
-        for name in ("live", "cached", "blank"):
-            yield GaugeMetricFamily(f"kvblocks_blocks_{name}", f"Blocks that are {name}.", getattr(usage, name))
-        evicted = self._engine.cache_stats.stats.evicted_hashes
-        yield CounterMetricFamily("kvblocks_evicted_hashes", "Hashes that blocks lost.", evicted)
 
 
 def exposition(engine: Engine, open_requests: int) -> tuple[bytes, str]:

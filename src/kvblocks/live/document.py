@@ -10,6 +10,6 @@ from importlib.resources import files
 def page() -> bytes:
     """The document, with its style and its script inside."""
     folder = files("kvblocks.live") / "page"
-    read = {name: (folder / name).read_text("utf-8") for name in ("page.html", "style.css", "figures.js", "page.js")}
+    read = {name: (folder / name).read_text("utf-8") for name in ("page.html", "style.css", "page.js")}
     document = read["page.html"].replace("/*STYLE*/", read["style.css"])
-    return document.replace("/*SCRIPT*/", read["figures.js"] + read["page.js"]).encode()
+    return document.replace("/*SCRIPT*/", read["page.js"]).encode()
