@@ -54,6 +54,9 @@ class Served(NamedTuple):
     together: list[str]
     """Texts of requests sent at once."""
     metrics: dict[str, float]
+    state: dict[str, Any]
+    """Of the live view, when there is one."""
+    live_metrics: str
     log: str
     exit_code: int
 
@@ -90,10 +93,12 @@ def chat(port: int, question: str, max_tokens: int = 24) -> tuple[str, int]:
 
 
 @contextmanager
-def server(side: str, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    with socket.socket() as probe:
+def server(side: str, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
+    """The process, its port, and that of the live view."""
+    with socket.socket() as probe, socket.socket() as second:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        second.bind(("127.0.0.1", 0))
+        port, live_port = probe.getsockname()[1], second.getsockname()[1]
     command = [
         *(sys.executable, "-c", VLLM, "serve", str(models_folder() / "smollm2")),
         *("--host", "127.0.0.1", "--port", str(port), "--served-model-name", "smollm2"),
@@ -103,6 +108,7 @@ def server(side: str, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]
         **os.environ,
         "KVBLOCKS": side,
         "KVBLOCKS_CHECK_STEPS": "1" if side == "on" else "0",
+        "KVBLOCKS_HTTP": f"127.0.0.1:{live_port}",
         "KVBLOCKS_OBSERVERS": "tests.integrations.vllm.watchers:Failing,tests.integrations.vllm.watchers:Counting",
         "VLLM_LOGGING_LEVEL": "INFO",
         "VLLM_CPU_OMP_THREADS_BIND": str(cores(1)[0]),
@@ -113,7 +119,7 @@ def server(side: str, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
     try:
         _wait_until_ready(process, port, log)
-        yield process, port
+        yield process, port, live_port
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
@@ -144,14 +150,18 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) ->
 def served(side: str) -> Served:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"
-        with server(side, log) as (process, port):
+        with server(side, log) as (process, port, live_port):
             alone = [chat(port, question) for question in QUESTIONS]
             list(request(port, "/reset_prefix_cache", {}))
             alone += [chat(port, QUESTIONS[0]), chat(port, QUESTIONS[0])]
             metrics = hit_counters(port)
+            state, live_metrics = {}, ""
+            if side == "on":
+                state = json.loads(b"".join(request(live_port, "/state")))
+                live_metrics = b"".join(request(live_port, "/metrics")).decode()
             with ThreadPoolExecutor(CLIENTS) as clients:
                 together = list(clients.map(lambda question: chat(port, question, 48)[0], QUESTIONS * 3))
-        return Served(alone, together, metrics, log.read_text(), process.returncode)
+        return Served(alone, together, metrics, state, live_metrics, log.read_text(), process.returncode)
 
 
 def hit_counters(port: int) -> dict[str, float]:
@@ -185,6 +195,18 @@ def test_cached_tokens_are_reported_as_vllm_does() -> None:
 def test_the_hit_counters_are_equal() -> None:
     assert served("on").metrics == served("off").metrics
     assert served("on").metrics["vllm:prefix_cache_hits_total"] > 0
+
+
+def test_the_live_view_counts_what_vllm_counts_and_says_why_the_rest_missed() -> None:
+    counts, ours = served("on").state["counts"], served("on").metrics
+    assert counts["hit_tokens"] == ours["vllm:prefix_cache_hits_total"]
+    assert counts["prompt_tokens"] == ours["vllm:prefix_cache_queries_total"]
+    missed = counts["missed_tokens"]
+    assert counts["hit_tokens"] + sum(missed.values()) == counts["prompt_tokens"]
+    assert missed["first_seen"] > 0 < missed["reset"], "the second half began with a reset"
+    assert not missed["unknown"]
+    assert f"kvblocks_hit_tokens_total {counts['hit_tokens']}" in served("on").live_metrics
+    assert "patient librarian" not in json.dumps(served("on").state)
 
 
 @pytest.mark.parametrize("side", ["on", "off"])

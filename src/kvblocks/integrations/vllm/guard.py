@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from kvblocks.errors import UsageError
-from kvblocks.manager import Admission, CachedRun, Observer, PrefixHit, Request
+from kvblocks.manager import Admission, CachedRun, KVCacheManager, Observer, PrefixHit, Request
 
 
 class GuardedObservers(Observer):
@@ -28,11 +28,17 @@ class GuardedObservers(Observer):
                     type(observer).__qualname__,
                 )
 
+    def on_attach(self, manager: KVCacheManager) -> None:
+        self._tell(lambda observer: observer.on_attach(manager))
+
     def on_step(self) -> None:
         self._tell(lambda observer: observer.on_step())
 
     def on_lookup(self, request: Request, hit: PrefixHit) -> None:
         self._tell(lambda observer: observer.on_lookup(request, hit))
+
+    def on_admit(self, request: Request, admission: Admission) -> None:
+        self._tell(lambda observer: observer.on_admit(request, admission))
 
     def on_allocate(self, request: Request, new_blocks: tuple[Sequence[int], ...], admission: Admission | None) -> None:
         self._tell(lambda observer: observer.on_allocate(request, new_blocks, admission))
@@ -45,6 +51,9 @@ class GuardedObservers(Observer):
 
     def on_evict(self, group_id: int, block_hash: bytes, block: int, last_copy: bool) -> None:
         self._tell(lambda observer: observer.on_evict(group_id, block_hash, block, last_copy))
+
+    def on_evict_blocks(self, blocks: Collection[int]) -> None:
+        self._tell(lambda observer: observer.on_evict_blocks(blocks))
 
     def on_free(self, request_id: str) -> None:
         self._tell(lambda observer: observer.on_free(request_id))

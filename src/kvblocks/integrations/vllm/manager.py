@@ -10,6 +10,7 @@ from kvblocks import __version__
 from kvblocks.integrations.vllm.blocks import BlockTables, BlockView, key_of
 from kvblocks.integrations.vllm.events import EventRecorder
 from kvblocks.integrations.vllm.guard import GuardedObservers, load_observers
+from kvblocks.integrations.vllm.live import start_live
 from kvblocks.integrations.vllm.pool import CoordinatorView, PoolView, tables
 from kvblocks.integrations.vllm.settings import PluginSettings, read_settings
 from kvblocks.integrations.vllm.specs import check_connector, translate
@@ -75,7 +76,10 @@ class VLLMKVCacheManager:
         check_connector(vllm_config, bool(states))
         specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
         self._events: EventRecorder | None = None
+        live = start_live(settings, vllm_config, logger())
         watching: list[Observer] = [*load_observers(settings.observers, logger()), *observers]
+        if live is not None:
+            watching += live.observers
         if enable_kv_cache_events:
             self._events = EventRecorder(
                 [(get_kv_cache_spec_kind(spec).value, get_kv_cache_spec_sliding_window(spec)) for spec in specs]

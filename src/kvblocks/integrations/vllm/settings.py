@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvblocks.errors import UsageError
+from kvblocks.live import Address, check_open, parse_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,25 @@ SETTINGS = (
         "kvblocks.manager.Observer. One that raises is logged once and dropped.",
     ),
     Setting(
+        "KVBLOCKS_HTTP",
+        "",
+        "ADDRESS:PORT",
+        "Serve the live view there, in the engine's process: a page at /, /state, /metrics. With data parallelism "
+        "each engine takes the next port. Empty: none.",
+    ),
+    Setting(
+        "KVBLOCKS_HTTP_OPEN",
+        "off",
+        "on, off",
+        "Whether KVBLOCKS_HTTP may be an address that other machines can reach. It asks for no key.",
+    ),
+    Setting(
+        "KVBLOCKS_SHOW_TEXT",
+        "off",
+        "on, off",
+        "Whether the live view shows how prompts and prefixes begin. Salts are never shown.",
+    ),
+    Setting(
         "KVBLOCKS_CHECK_STEPS",
         "0",
         "0 or more",
@@ -49,6 +69,8 @@ class PluginSettings:
     enabled: bool = True
     observers: tuple[str, ...] = ()
     check_steps: int = 0
+    http: Address | None = None
+    show_text: bool = False
 
 
 def read_settings(environment: Mapping[str, str]) -> PluginSettings:
@@ -65,9 +87,13 @@ def read_settings(environment: Mapping[str, str]) -> PluginSettings:
     def value(name: str) -> str:
         return environment.get(name, "").strip() or known[name].default
 
-    switch = value("KVBLOCKS").lower()
-    if switch not in ("on", "off", "1", "0", "true", "false"):
-        raise UsageError(f"KVBLOCKS={switch!r}: set it to on or off")
+    def switch(name: str) -> bool:
+        given = value(name).lower()
+        if given not in ("on", "off", "1", "0", "true", "false"):
+            raise UsageError(f"{name}={given!r}: set it to on or off")
+        return given in ("on", "1", "true")
+
+    enabled = switch("KVBLOCKS")
     observers = tuple(part.strip() for part in value("KVBLOCKS_OBSERVERS").split(",") if part.strip())
     for observer in observers:
         module, _, name = observer.partition(":")
@@ -76,4 +102,8 @@ def read_settings(environment: Mapping[str, str]) -> PluginSettings:
     steps = value("KVBLOCKS_CHECK_STEPS")
     if not steps.isascii() or not steps.isdigit():
         raise UsageError(f"KVBLOCKS_CHECK_STEPS={steps!r}: set it to a number of steps, or to 0 for never")
-    return PluginSettings(switch in ("on", "1", "true"), observers, int(steps))
+    http = None
+    if value("KVBLOCKS_HTTP"):
+        http = parse_address(value("KVBLOCKS_HTTP"), "KVBLOCKS_HTTP")
+        check_open(http, switch("KVBLOCKS_HTTP_OPEN"), "KVBLOCKS_HTTP", "KVBLOCKS_HTTP_OPEN=on")
+    return PluginSettings(enabled, observers, int(steps), http, switch("KVBLOCKS_SHOW_TEXT"))

@@ -166,6 +166,7 @@ function drawHistory() {
   byId("span").textContent = "Shares of the tokens admitted in each interval, from " + duration(oldest) + " ago (left) to now.";
 }
 
+function blocks(text) { const cell = node("td", text, "blocks"); cell.title = text; return cell; }
 function requests() {
   const withText = state.requests.some(row => row.text !== null);
   const heads = ["request", "status", "prompt", "from cache", "computed", "of tokens", "blocks", "age", "block table"];
@@ -175,7 +176,7 @@ function requests() {
   table("requests", heads, state.requests.map(row => {
     const runs = row.tables.map(one => one.ranges.map(([first, count]) => count > 1 ? first + "–" + (first + count - 1) : first).join(" ") + (one.left_out ? " …" : ""));
     const cells = [row.request_id, row.status, number(row.prompt_tokens), number(row.hit_tokens), number(row.computed_tokens),
-      number(row.tokens), number(row.blocks), duration(row.age_s), node("td", runs.join(" | "), "words")];
+      number(row.tokens), number(row.blocks), duration(row.age_s), blocks(runs.join(" | "))];
     if (withText) cells.push(node("td", row.text ?? "", "words"));
     return cells;
   }), "No request holds blocks now.");
