@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kvblocks import __version__
-from kvblocks.cli import chat, demo, generate, plan, replay, serve, trace, vllm
+from kvblocks.cli import chat, demo, generate, plan, replay, serve, top, trace, vllm
 
 app = typer.Typer(
     name="kvblocks",
@@ -23,6 +23,7 @@ app.command("demo", help=demo.HELP)(demo.command)
 app.command("generate", help=generate.HELP)(generate.command)
 app.command("chat", help=chat.HELP)(chat.command)
 app.command("serve", help=serve.HELP)(serve.command)
+app.command("top", help=top.HELP)(top.command)
 app.add_typer(trace.app, name="trace")
 app.add_typer(vllm.app, name="vllm")
 
