@@ -12,11 +12,13 @@ from kvblocks.cli import model as options
 from kvblocks.cli.output import check_outputs, plain_console, print_table, write_file, write_json
 from kvblocks.cli.streams import printable
 from kvblocks.errors import UsageError
+from kvblocks.observe import REASONS
 
 HELP = """Serve some dozens of chats with a real model, once with the prefix cache and once without.
 
 The chats share a system prompt and ask about three documents. For each request: how many of its prompt tokens the cache
-held, and the time to the first token; then the totals of both runs, and whether all answers are the same.
+held, and the time to the first token; then the totals of both runs, why the rest had to be computed, and whether all
+answers are the same.
 
 \b
   kvblocks demo
@@ -114,6 +116,10 @@ def command(
                 for run in runs
             ],
         )  # fmt: skip
+        console.print("Why the rest of the prompts was computed, in tokens:")
+        for reason, tokens in sorted(on.missed_tokens.items(), key=lambda pair: -pair[1]):
+            words = f"{reason.replace('_', ' ')}: {REASONS[reason]}"  # type: ignore[index]
+            console.print(f"{tokens:>9,} {words}")
         console.print(f"{equal} of {len(both)} answers are the same with and without the cache")
     if report is not None:
         write_file(kvblocks.report.demo_page(data).encode(), report, "--report")

@@ -11,6 +11,7 @@ from kvblocks.engine.capacity import EngineSettings
 from kvblocks.engine.engine import Engine
 from kvblocks.engine.load import LoadedModel
 from kvblocks.engine.sampling import SamplingParams
+from kvblocks.observe import REASONS, MissReasons
 
 SYSTEM = (
     "You are the assistant of a small harbour town. Answer questions of inhabitants and visitors about the documents "
@@ -108,6 +109,8 @@ class WorkloadRun:
     duration_s: float = 0.0
     stats: dict[str, Any] = field(default_factory=dict)
     evicted_blocks: int = 0
+    missed_tokens: dict[str, int] = field(default_factory=dict)
+    """Tokens of admitted requests that the cache did not hold, by reason."""
     requests: list[ServedRequest] = field(default_factory=list)
 
     @property
@@ -133,6 +136,7 @@ class WorkloadRun:
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "hit_rate": self.hit_rate,
+            "reasons": {reason: words for reason, words in REASONS.items() if reason in self.missed_tokens},
             "ttft_s": {"p50": self.ttft_s(0.5), "p90": self.ttft_s(0.9)},
         }
         return {**asdict(self), **totals}
@@ -186,7 +190,8 @@ def serve_chats(
     on_served: Callable[[ServedRequest], None] | None = None,
 ) -> WorkloadRun:
     """Serve the chats, `at_once` of them together; each sends its next turn as soon as it is answered."""
-    engine = Engine(model.shape, model.weights, model.tokenizer, settings)
+    reasons = MissReasons()
+    engine = Engine(model.shape, model.weights, model.tokenizer, settings, observers=[reasons])
     run = WorkloadRun(settings.enable_caching, engine.manager.block_pool.num_blocks, settings.block_size)
     params = SamplingParams(max_tokens=max_tokens)
     waiting = [_Chat(number, turns) for number in range(chats)]
@@ -207,6 +212,7 @@ def serve_chats(
         active = [entry for entry in active if not entry[1].finished]
     run.duration_s = engine.clock() - started
     run.stats = asdict(engine.stats)
+    run.missed_tokens = {str(reason): tokens for reason, tokens in reasons.totals.reasons.items() if tokens}
     run.evicted_blocks = engine.cache_stats.stats.evicted_hashes
     return run
 

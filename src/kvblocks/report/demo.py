@@ -57,6 +57,7 @@ def page(data: Data, plotly_js: str) -> str:
         body_html=[
             f"<div class='lead'><p>{escape(lead)}</p></div>",
             f"<h2>Both runs</h2>\n{_totals(data['runs'])}",
+            f"<h2>Why the rest was computed</h2>\n{_missed(data['runs'][0])}",
             *(section.html() for section in sections),
             f"<h2>What was said</h2>\n{_said(ons)}",
         ],
@@ -103,6 +104,16 @@ def _totals(runs: Sequence[Any]) -> str:
         for run in runs
     ]
     return _scroll("Both runs", ["", *(name for name, _ in _TOTALS)], rows)
+
+
+def _missed(run: Data) -> str:
+    total = run["prompt_tokens"]
+    rows = [
+        f"<tr><th scope='row'>{escape(reason.replace('_', ' '))}</th><td>{count(tokens)}</td>"
+        f"<td>{percent(tokens / total)}</td><td class='words'>{escape(run['reasons'][reason])}</td></tr>"
+        for reason, tokens in sorted(run["missed_tokens"].items(), key=lambda pair: -pair[1])
+    ]
+    return _scroll("Why the rest was computed", ["reason", "tokens", "of all", "what it means"], rows)
 
 
 def _said(requests: Sequence[Data]) -> str:
