@@ -48,15 +48,19 @@ class TraceHasher:
     def prompt(self, request: TraceRequest) -> Prompt:
         """The prompt of a request. Raises TraceError when the trace has too many distinct ids."""
         keys = _extra_keys(request)
-        tokens: Sequence[int] = ()
-        if request.token_ids is not None:
-            tokens = request.token_ids
-        elif request.block_ids:
-            tokens = self._expand(request)[: request.num_prompt_tokens]  # type: ignore[assignment]
+        tokens = self.tokens(request)
         hashes = self._hasher.chain(tokens, keys)
         while len(hashes) < request.num_prompt_tokens // self.block_size:
             hashes.append(self.unique_hash())
         return Prompt(hashes, tokens if self.keep_tokens else None, keys)
+
+    def tokens(self, request: TraceRequest) -> Sequence[int]:
+        """The prompt's token ids as far as the trace tells them; made up, but always the same, for content ids."""
+        if request.token_ids is not None:
+            return request.token_ids
+        if request.block_ids:
+            return self._expand(request)[: request.num_prompt_tokens]  # type: ignore[return-value]
+        return ()
 
     def unique_hash(self) -> bytes:
         """A hash that no other block has: the number of the call, written as a digest."""
